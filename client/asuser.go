@@ -12,10 +12,10 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/client/plugins"
 	"stepd/client/terminal"
-
-	"golang.org/x/sys/unix"
 )
 
 // fileReader reads files that a step's tasks have written.

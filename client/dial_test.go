@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"stepd/step"
 	"testing"
+
+	"stepd/step"
 )
 
 // That no noded serves a socket is said with the remedy, whether the socket is left or not.

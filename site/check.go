@@ -1,11 +1,10 @@
 package site
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
-
-	"context"
 	"net"
 
 	"github.com/sirupsen/logrus"

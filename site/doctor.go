@@ -1,11 +1,13 @@
 package site
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -14,9 +16,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-
-	"bytes"
-	"os/exec"
 
 	"stepd/jobcontainer"
 	"stepd/mpi"

@@ -2,19 +2,18 @@ package site
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
-
-	"crypto/sha256"
-	"encoding/hex"
-	"slices"
 
 	"stepd/internal/linux"
 	"stepd/node"

@@ -2,14 +2,13 @@ package site
 
 import (
 	"cmp"
+	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"fmt"
-	"os"
 
 	"stepd/api"
 	"stepd/srunopt"

@@ -2,9 +2,10 @@ package spank
 
 import (
 	"slices"
-	"stepd/internal/wire"
 	"strings"
 	"testing"
+
+	"stepd/internal/wire"
 )
 
 // missingReply is a REP_MISSING as recv returns it.

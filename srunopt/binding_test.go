@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"stepd/step"
-
 	"github.com/google/go-cmp/cmp"
+
+	"stepd/step"
 )
 
 func TestParseCPUBind(t *testing.T) {

@@ -4,9 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	"stepd/step"
-
 	"github.com/google/go-cmp/cmp"
+
+	"stepd/step"
 )
 
 func TestParseGres(t *testing.T) {

@@ -2,12 +2,13 @@ package task
 
 import (
 	"fmt"
-	"stepd/eventlog"
-	"stepd/step"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/eventlog"
+	"stepd/step"
 )
 
 // signals are the signals that users and MPI plugins send. Any goroutine may use them.

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"stepd/client/plugins"
-
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
+
+	"stepd/client/plugins"
 )
 
 // setTerminal makes standard input a terminal until the test ends.

@@ -3,10 +3,10 @@ package options
 import (
 	"testing"
 
-	"stepd/client/plugins"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"stepd/client/plugins"
 )
 
 // What has left is refused in a script and in a variable, too.

@@ -3,11 +3,12 @@ package options
 import (
 	"os"
 	"slices"
-	"stepd/step"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+
+	"stepd/step"
 )
 
 func TestExported(t *testing.T) {

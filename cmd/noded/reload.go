@@ -8,12 +8,13 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"stepd/site"
 	"strconv"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/site"
 )
 
 // errReload is what run returns on SIGHUP: everything is put away, and the process is

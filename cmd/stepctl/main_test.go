@@ -6,16 +6,16 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"stepd/internal/manual"
-	"stepd/internal/testkit"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"stepd/client"
 	"stepd/client/help"
 	"stepd/client/options"
-
-	"github.com/spf13/cobra"
+	"stepd/internal/manual"
+	"stepd/internal/testkit"
 )
 
 // parsed parses a command line, with the check that comes before its verb is run.

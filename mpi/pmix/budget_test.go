@@ -2,9 +2,10 @@ package pmix
 
 import (
 	"errors"
-	"stepd/internal/wire"
 	"strings"
 	"testing"
+
+	"stepd/internal/wire"
 )
 
 func upcall(typ uint32, who proc, more int) *frame {

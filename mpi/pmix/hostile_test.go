@@ -3,9 +3,10 @@ package pmix
 import (
 	"os"
 	"slices"
-	"stepd/internal/wire"
 	"strings"
 	"testing"
+
+	"stepd/internal/wire"
 )
 
 // Who is in a fence is what a client says: a list of any length names each rank

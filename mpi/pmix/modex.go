@@ -3,8 +3,9 @@ package pmix
 import (
 	"context"
 	"fmt"
-	"stepd/internal/wire"
 	"time"
+
+	"stepd/internal/wire"
 )
 
 // Names under which the stepds of a step ask each other.

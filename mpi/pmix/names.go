@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"stepd/internal/wire"
 	"strings"
 	"sync"
+
+	"stepd/internal/wire"
 )
 
 // Keys of directives of names.

@@ -4,9 +4,10 @@ import (
 	"bufio"
 	"encoding/binary"
 	"reflect"
-	"stepd/internal/wire"
 	"strings"
 	"testing"
+
+	"stepd/internal/wire"
 )
 
 // allValues has a value of each form.
