@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"stepd/internal/wire"
 )
 
 // A frame on the wire is a length (4 bytes, big endian, of what follows), a kind
-// (1 byte) and a body. Numbers in a body are 4 bytes, strings a length and bytes.
+// (1 byte) and a body, of the fields of package wire. Numbers are 4 bytes.
 
 type kind byte
 
@@ -31,73 +33,38 @@ type frame []byte
 const frameHead = 5
 
 // encoder builds a frame.
-type encoder struct{ b []byte }
+type encoder struct{ wire.Writer }
 
 func newFrame(k kind, size int) *encoder {
-	e := &encoder{make([]byte, frameHead, frameHead+size)}
-	e.b[4] = byte(k)
+	e := &encoder{wire.Writer{B: make([]byte, frameHead, frameHead+size)}}
+	e.B[4] = byte(k)
 	return e
 }
 
-func (e *encoder) num(v int) *encoder {
-	e.b = binary.BigEndian.AppendUint32(e.b, uint32(v))
-	return e
-}
-
-func (e *encoder) str(s string) *encoder {
-	e.num(len(s))
-	e.b = append(e.b, s...)
-	return e
-}
-
-func (e *encoder) bytes(b []byte) *encoder {
-	e.num(len(b))
-	e.b = append(e.b, b...)
-	return e
-}
+func (e *encoder) num(v int) *encoder      { e.U32(uint32(v)); return e }
+func (e *encoder) str(s string) *encoder   { e.Str(s); return e }
+func (e *encoder) bytes(b []byte) *encoder { e.Bytes(b); return e }
 
 func (e *encoder) done() frame {
-	binary.BigEndian.PutUint32(e.b, uint32(len(e.b)-4))
-	return e.b
+	binary.BigEndian.PutUint32(e.B, uint32(len(e.B)-4))
+	return e.B
 }
 
 // errFrame is a frame that no stepd sends.
 var errFrame = errors.New("a frame that makes no sense")
 
-// decoder takes a body apart. After the first mistake it gives zero values, and
-// end tells.
-type decoder struct {
-	b   []byte
-	bad bool
-}
+// decoder takes a body apart. Bytes share the frame's memory. After the first mistake it
+// gives zero values, and end tells.
+type decoder struct{ wire.Reader }
 
-func (d *decoder) num() int {
-	if len(d.b) < 4 {
-		d.bad, d.b = true, nil
-		return 0
-	}
-	v := binary.BigEndian.Uint32(d.b)
-	d.b = d.b[4:]
-	return int(int32(v))
-}
+func newDecoder(body []byte) decoder { return decoder{wire.Reader{B: body}} }
 
-// bytes share the frame's memory.
-func (d *decoder) bytes() []byte {
-	n := d.num()
-	if n < 0 || n > len(d.b) {
-		d.bad, d.b = true, nil
-		return nil
-	}
-	b := d.b[:n:n]
-	d.b = d.b[n:]
-	return b
-}
-
-func (d *decoder) str() string { return string(d.bytes()) }
+func (d *decoder) num() int    { return int(int32(d.U32())) }
+func (d *decoder) str() string { return string(d.Bytes()) }
 
 // end is an error where the body was too short or too long.
 func (d *decoder) end() error {
-	if d.bad || len(d.b) != 0 {
+	if d.Err != nil || len(d.B) != 0 {
 		return errFrame
 	}
 	return nil
@@ -161,14 +128,14 @@ func (p *part) frame(k kind) frame {
 }
 
 func parsePart(body []byte) (*part, error) {
-	d := decoder{b: body}
+	d := newDecoder(body)
 	p := &part{name: d.str(), nodes: d.str(), problem: d.str()}
 	n := d.num()
-	if n < 0 || n > len(d.b)/8 {
+	if n < 0 || n > len(d.B)/8 {
 		return nil, errFrame
 	}
 	for range n {
-		p.entries = append(p.entries, entry{d.num(), d.bytes()})
+		p.entries = append(p.entries, entry{d.num(), d.Bytes()})
 	}
 	return p, d.end()
 }
@@ -190,14 +157,14 @@ func (c *call) frame(k kind) frame {
 }
 
 func parseCall(k kind, body []byte) (*call, error) {
-	d := decoder{b: body}
+	d := newDecoder(body)
 	c := &call{to: d.num()}
 	if k == kindCall {
 		c.from, c.number, c.name = d.num(), d.num(), d.str()
 	} else {
 		c.number, c.problem = d.num(), d.str()
 	}
-	c.data = d.bytes()
+	c.data = d.Bytes()
 	return c, d.end()
 }
 
@@ -206,7 +173,7 @@ func lostFrame(node int, cause string) frame {
 }
 
 func parseLost(body []byte) (node int, cause string, err error) {
-	d := decoder{b: body}
+	d := newDecoder(body)
 	node, cause = d.num(), d.str()
 	return node, cause, d.end()
 }

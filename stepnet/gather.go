@@ -369,7 +369,7 @@ func (m *gatherings) whoMisses(key gatherKey, nodes []int) []int {
 }
 
 func (m *gatherings) askWho(ctx context.Context, node int, key gatherKey) ([]int, error) {
-	answer, err := m.n.Call(ctx, node, whoName, newFrame(kindCall, 0).str(key.name).str(key.nodes).b[frameHead:])
+	answer, err := m.n.Call(ctx, node, whoName, newFrame(kindCall, 0).str(key.name).str(key.nodes).B[frameHead:])
 	if err != nil {
 		return nil, err
 	}
@@ -379,7 +379,7 @@ func (m *gatherings) askWho(ctx context.Context, node int, key gatherKey) ([]int
 // answerWho lists who of this node and those below has not come. Who cannot
 // be asked counts among them.
 func (m *gatherings) answerWho(ctx context.Context, _ int, question []byte) ([]byte, error) {
-	d := decoder{b: question}
+	d := newDecoder(question)
 	key := gatherKey{d.str(), d.str()}
 	nodes, err := m.parseNodes(key.nodes)
 	if err = errors.Join(d.end(), err); err != nil {

@@ -25,6 +25,12 @@ func (w *Writer) Str(s string) {
 	w.B = append(w.B, s...)
 }
 
+// Bytes appends bytes after their length.
+func (w *Writer) Bytes(b []byte) {
+	w.U32(uint32(len(b)))
+	w.B = append(w.B, b...)
+}
+
 // Sized appends what fill writes, after its length.
 func (w *Writer) Sized(fill func()) {
 	at := len(w.B)
@@ -48,7 +54,7 @@ func (r *Reader) Take(n int) []byte {
 	if r.Err != nil {
 		return nil
 	}
-	b := r.B[:n]
+	b := r.B[:n:n]
 	r.B = r.B[n:]
 	return b
 }

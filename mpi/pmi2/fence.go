@@ -288,7 +288,7 @@ func (s *state) pack() []byte {
 		sh.ranks = append(sh.ranks, rs)
 	}
 	s.fence.away = true
-	return sh.appendTo(nil)
+	return sh.encode()
 }
 
 // packLeft reports to the other nodes that this one will enter no fence any more, once,
@@ -308,7 +308,7 @@ func (s *state) packLeft() []byte {
 			l.ranks = append(l.ranks, r.n)
 		}
 	}
-	return (&share{kind: kindLeft, left: l}).appendTo(nil)
+	return (&share{kind: kindLeft, left: l}).encode()
 }
 
 // exchange brings a node's share to the others and theirs here.

@@ -204,8 +204,8 @@ func TestNodesBadShare(t *testing.T) {
 		"empty":           {},
 		"unknown":         {9},
 		"cut":             {1, 200},
-		"another's ranks": (&share{kind: kindFence, ranks: []rankShare{{n: 0, pairs: []pair{{"a", "b"}}}}}).appendTo(nil),
-		"no such rank":    (&share{kind: kindFence, ranks: []rankShare{{n: 99}}}).appendTo(nil),
+		"another's ranks": (&share{kind: kindFence, ranks: []rankShare{{n: 0, pairs: []pair{{"a", "b"}}}}}).encode(),
+		"no such rank":    (&share{kind: kindFence, ranks: []rankShare{{n: 99}}}).encode(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newCluster(t, step.PMI2Conf{}, "0", "1")
@@ -251,14 +251,14 @@ func FuzzShare(f *testing.F) {
 		{kind: kindRing, ranks: []rankShare{{n: 3, left: "l", right: "r"}}},
 		{kind: kindLeft, left: &leftShare{ranks: []int{1, 2}, first: 1, code: -3, how: "has finalized"}},
 	} {
-		f.Add(s.appendTo(nil))
+		f.Add(s.encode())
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := parseShare(b)
 		if err != nil {
 			return
 		}
-		again, err := parseShare(s.appendTo(nil))
+		again, err := parseShare(s.encode())
 		if err != nil || !reflect.DeepEqual(s, again) {
 			t.Fatalf("%+v, then %+v, %v", s, again, err)
 		}

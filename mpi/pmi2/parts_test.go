@@ -1,8 +1,6 @@
 package pmi2
 
-import (
-	"testing"
-)
+import "testing"
 
 // A node's share has each of its ranks once, in their order: nothing else is used.
 func TestParseParts(t *testing.T) {
@@ -12,9 +10,9 @@ func TestParseParts(t *testing.T) {
 		for _, r := range ranks {
 			sh.ranks = append(sh.ranks, rankShare{n: r})
 		}
-		return sh.appendTo(nil)
+		return sh.encode()
 	}
-	left := (&share{kind: kindLeft, left: &leftShare{ranks: []int{1}, first: 1}}).appendTo(nil)
+	left := (&share{kind: kindLeft, left: &leftShare{ranks: []int{1}, first: 1}}).encode()
 	for _, c := range []struct {
 		name  string
 		parts [][]byte

@@ -1,12 +1,12 @@
 package pmi2
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"stepd/internal/wire"
 	"stepd/step"
 )
 
@@ -40,34 +40,33 @@ const kindLeft fenceKind = "left"
 // shareKinds are numbered in the encoding, from 1.
 var shareKinds = []fenceKind{kindFence, kindRing, kindLeft}
 
-// appendTo encodes the share: numbers are varints, strings have their length before
-// them.
-func (s *share) appendTo(b []byte) []byte {
-	b = append(b, byte(1+slices.Index(shareKinds, s.kind)))
+// encode writes the share in the fields of package wire.
+func (s *share) encode() []byte {
+	w := &wire.Writer{}
+	w.U16(uint16(1 + slices.Index(shareKinds, s.kind)))
 	if s.left != nil {
-		b = appendString(b, step.FormatCPUList(s.left.ranks))
-		b = binary.AppendUvarint(b, uint64(s.left.first))
-		b = binary.AppendVarint(b, int64(s.left.code))
-		return appendString(b, s.left.how)
+		w.Str(step.FormatCPUList(s.left.ranks))
+		w.U32(uint32(s.left.first))
+		w.U32(uint32(int32(s.left.code)))
+		w.Str(s.left.how)
+		return w.B
 	}
-	b = binary.AppendUvarint(b, uint64(len(s.ranks)))
+	w.U32(uint32(len(s.ranks)))
 	for i := range s.ranks {
 		r := &s.ranks[i]
-		b = binary.AppendUvarint(b, uint64(r.n))
+		w.U32(uint32(r.n))
 		if s.kind == kindRing {
-			b = appendString(appendString(b, r.left), r.right)
+			w.Str(r.left)
+			w.Str(r.right)
 			continue
 		}
-		b = binary.AppendUvarint(b, uint64(len(r.pairs)))
+		w.U32(uint32(len(r.pairs)))
 		for _, p := range r.pairs {
-			b = appendString(appendString(b, p.key), p.value)
+			w.Str(p.key)
+			w.Str(p.value)
 		}
 	}
-	return b
-}
-
-func appendString(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+	return w.B
 }
 
 // errShare is a share that no stepd of this kind has made.
@@ -75,63 +74,46 @@ var errShare = errors.New("cannot read another node's part of a fence: is its st
 
 // parseShare decodes a share. It allocates no more than a few times what there is.
 func parseShare(b []byte) (*share, error) {
-	d := &shareReader{b: b}
-	kind := d.number()
-	if d.bad || kind < 1 || kind > len(shareKinds) {
+	d := &shareReader{wire.Reader{B: b}}
+	kind := int(d.U16())
+	if d.Err != nil || kind < 1 || kind > len(shareKinds) {
 		return nil, errShare
 	}
 	s := &share{kind: shareKinds[kind-1]}
 	if s.kind == kindLeft {
 		s.left = d.leftShare()
 	} else {
-		for range d.count() {
+		for n := d.count(); n > 0 && d.Err == nil; n-- {
 			s.ranks = append(s.ranks, d.rankShare(s.kind))
-			if d.bad {
-				break
-			}
 		}
 	}
-	if d.bad || len(d.b) > 0 {
+	if d.Err != nil || len(d.B) > 0 {
 		return nil, errShare
 	}
 	return s, nil
 }
 
-// shareReader reads what appendTo has written; bad stays once it is set.
-type shareReader struct {
-	b   []byte
-	bad bool
-}
+// shareReader reads what encode has written.
+type shareReader struct{ wire.Reader }
 
 func (d *shareReader) number() int {
-	v, n := binary.Uvarint(d.b)
-	if n <= 0 || v > 1<<31-1 {
-		d.bad = true
-		return 0
+	n := d.U32()
+	if n > 1<<31-1 {
+		d.Err = errShare
 	}
-	d.b = d.b[n:]
-	return int(v)
+	return int(n)
 }
 
 // count reads how many follow, of which each has a byte at least.
 func (d *shareReader) count() int {
 	n := d.number()
-	if n > len(d.b) {
-		d.bad = true
-		return 0
+	if n > len(d.B) {
+		d.Err = errShare
 	}
 	return n
 }
 
-func (d *shareReader) str() string {
-	n := d.count()
-	if d.bad {
-		return ""
-	}
-	s := string(d.b[:n])
-	d.b = d.b[n:]
-	return s
-}
+func (d *shareReader) str() string { return string(d.Bytes()) }
 
 func (d *shareReader) rankShare(kind fenceKind) (r rankShare) {
 	r.n = d.number()
@@ -139,25 +121,19 @@ func (d *shareReader) rankShare(kind fenceKind) (r rankShare) {
 		r.left, r.right = d.str(), d.str()
 		return r
 	}
-	for range d.count() {
+	for n := d.count(); n > 0 && d.Err == nil; n-- {
 		r.pairs = append(r.pairs, pair{d.str(), d.str()})
-		if d.bad {
-			break
-		}
 	}
 	return r
 }
 
 func (d *shareReader) leftShare() *leftShare {
 	ranks, err := step.ParseCPUList(d.str())
-	first := d.number()
-	code, n := binary.Varint(d.b)
-	if err != nil || n <= 0 || d.bad || code < -1<<31 || code > 1<<31-1 || !slices.Contains(ranks, first) {
-		d.bad = true
-		return nil
+	l := &leftShare{ranks: ranks, first: d.number(), code: int(int32(d.U32())), how: d.str()}
+	if err != nil || !slices.Contains(ranks, l.first) {
+		d.Err = errShare
 	}
-	d.b = d.b[n:]
-	return &leftShare{ranks: ranks, first: first, code: int(code), how: d.str()}
+	return l
 }
 
 // layout is where the ranks of the step are.

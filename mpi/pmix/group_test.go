@@ -41,7 +41,7 @@ func TestGroup(t *testing.T) {
 	part := func(number uint64, data string) []byte {
 		w := &writer{}
 		w.U64(number)
-		w.bytes([]byte(data))
+		w.Bytes([]byte(data))
 		return w.B
 	}
 	got, err := (meetings{p}).groupInfos([][]byte{part(7, "a"), part(9, "b")}, []proc{all}, true)

@@ -174,7 +174,7 @@ func (p meetings) serveGroup(ctx context.Context, r *reader) (reply, error) {
 	data, _ := find(infos, keyGroupData)
 	w := &writer{}
 	w.U64(p.groups.Add(1)*uint64(len(p.world.hosts)) + uint64(p.here)) // no other node's
-	w.bytes(data.bytes)
+	w.Bytes(data.bytes)
 	all := [][]byte{w.B}
 	if len(nodes) > 1 {
 		var err error

@@ -161,7 +161,7 @@ func writeFound(w *writer, keys []string, found map[string]published) {
 		delete(found, k) // a key that was asked for twice is answered once
 		w.proc(v.by)
 		w.Str(k)
-		w.bytes(v.value)
+		w.Bytes(v.value)
 	}
 }
 
@@ -265,7 +265,7 @@ func encodeName(v published) string {
 
 func (w *writer) published(v published) {
 	w.proc(v.by)
-	w.bytes(v.value)
+	w.Bytes(v.value)
 	w.flag(v.once)
 }
 

@@ -118,7 +118,7 @@ func (p meetings) serveMeeting(ctx context.Context, what string, r *reader) (rep
 func (p meetings) introduce(ctx context.Context, procs []proc) []byte {
 	w := &writer{}
 	doc, _ := json.Marshal(p.world.describe()) // strings and numbers
-	w.bytes(doc)
+	w.Bytes(doc)
 	mine := p.locals(procs)
 	list(w, mine, func(n int) {
 		who := p.procOf(n)
@@ -127,7 +127,7 @@ func (p meetings) introduce(ctx context.Context, procs []proc) []byte {
 			p.log(fmt.Sprintf("cannot tell a connected step what MPI rank %d has put: %v", n, err))
 		}
 		w.proc(who)
-		w.bytes(data)
+		w.Bytes(data)
 	})
 	return w.B
 }
@@ -198,13 +198,13 @@ func (p meetings) exchange(ctx context.Context, what string, procs []proc, data 
 	var outcome []byte
 	if speaker == p.here {
 		w := &writer{}
-		list(w, gathered, w.bytes)
+		list(w, gathered, w.Bytes)
 		parts, err := p.job.Job.Meet(ctx, name, nspaces, p.world.nspace, w.B)
 		if err != nil {
 			return nil, err
 		}
 		o := &writer{}
-		list(o, nspaces, func(n string) { o.bytes(parts[n]) })
+		list(o, nspaces, func(n string) { o.Bytes(parts[n]) })
 		outcome = o.B
 	}
 	if len(nodes) > 1 {

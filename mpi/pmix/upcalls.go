@@ -22,7 +22,7 @@ type reply struct {
 
 func status(n int) reply { return reply{status: n} }
 
-func withBytes(b []byte) reply { return reply{fill: func(w *writer) { w.bytes(b) }} }
+func withBytes(b []byte) reply { return reply{fill: func(w *writer) { w.Bytes(b) }} }
 
 // heard is called for every frame that is no answer. It does not block: what
 // takes time has a goroutine.

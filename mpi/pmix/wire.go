@@ -13,11 +13,6 @@ import (
 // writer appends fields in the form of pmixhost/protocol.h.
 type writer struct{ wire.Writer }
 
-func (w *writer) bytes(b []byte) {
-	w.U32(uint32(len(b)))
-	w.B = append(w.B, b...)
-}
-
 // i32 is for statuses, which are negative.
 func (w *writer) i32(n int) { w.U32(uint32(int32(n))) }
 
@@ -210,7 +205,7 @@ func (w *writer) value(v value) {
 		case vString, vProcNspace:
 			w.Str(v.text)
 		case vByteObject:
-			w.bytes(v.bytes)
+			w.Bytes(v.bytes)
 		case vProc:
 			w.proc(v.proc)
 		case vProcInfo:

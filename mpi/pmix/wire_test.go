@@ -152,7 +152,7 @@ func FuzzNames(f *testing.F) {
 	w.U32(namePut)
 	w.Str("k")
 	w.proc(proc{"n", 1})
-	w.bytes([]byte("v"))
+	w.Bytes([]byte("v"))
 	f.Add(w.B)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		p := unstarted(t)
