@@ -34,12 +34,8 @@ func makeTag(cfg *Config) (*os.File, error) {
 		return nil, err
 	}
 	defer base.Close()
-	tag, err := makeDir(base, cfg.NodeTag, 0o700)
+	tag, err := ownDir(makeDir(base, cfg.NodeTag, 0o700))
 	if err != nil {
-		return nil, baseError(cfg, err)
-	}
-	if err := checkOwn(tag); err != nil {
-		tag.Close()
 		return nil, baseError(cfg, err)
 	}
 	if err := claimTag(tag, cfg.NodeName); err != nil {
@@ -68,18 +64,11 @@ func openTag(basePath, nodeTag string) (*os.File, error) {
 		return nil, err
 	}
 	defer base.Close()
-	tag, err := openDir(base, nodeTag)
+	tag, err := ownDir(openDir(base, nodeTag))
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := checkOwn(tag); err != nil {
-		tag.Close()
-		return nil, err
-	}
-	return tag, nil
+	return tag, err
 }
 
 // claimTag writes the node's name into the directory, or checks that it is
@@ -335,6 +324,19 @@ func checkOwn(f *os.File) error {
 		return fmt.Errorf("%[1]q has mode %#[2]o: others than root may write there: chmod go-w %[1]s", f.Name(), st.Mode&0o7777)
 	}
 	return nil
+}
+
+// ownDir is a directory that was opened, unless others than root could have made entries
+// in it.
+func ownDir(dir *os.File, err error) (*os.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	if err := checkOwn(dir); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
 }
 
 func writableByOthers(st *unix.Stat_t) bool {

@@ -223,18 +223,14 @@ func checkBase(cfg *Config) error {
 		return err
 	}
 	defer base.Close()
-	tag, err := openDir(base, cfg.NodeTag)
-	if errors.Is(err, unix.ENOENT) {
+	tag, err := ownDir(openDir(base, cfg.NodeTag))
+	switch {
+	case err == nil:
+		return tag.Close()
+	case errors.Is(err, unix.ENOENT):
 		return nil
 	}
-	if err != nil {
-		return baseError(cfg, err)
-	}
-	defer tag.Close()
-	if err := checkOwn(tag); err != nil {
-		return baseError(cfg, err)
-	}
-	return nil
+	return baseError(cfg, err)
 }
 
 // openBase opens BASE, which is root's alone.
