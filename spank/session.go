@@ -76,7 +76,7 @@ func Open(ctx context.Context, cfg SessionConfig) (*Session, []string, error) {
 	if err := s.start(); err != nil {
 		return nil, nil, err
 	}
-	s.stop = context.AfterFunc(ctx, func() { s.kill(fmt.Sprintf("was ended: %v", context.Cause(ctx))) })
+	s.stop = context.AfterFunc(ctx, func() { s.Kill(fmt.Sprintf("was ended: %v", context.Cause(ctx))) })
 	problems, err := s.load()
 	if err != nil {
 		err = s.explain(err)
@@ -188,14 +188,16 @@ func (s *Session) bound(stop <-chan struct{}) {
 		}
 		left := s.cfg.HookTimeout - (linux.Uptime() - time.Duration(w.SinceNS))
 		if left <= 0 {
-			s.kill(fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", s.cfg.HookTimeout))
+			s.Kill(fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", s.cfg.HookTimeout))
 			return
 		}
 		timer.Reset(left)
 	}
 }
 
-func (s *Session) kill(cause string) {
+// Kill ends the host, hook or not; cause is the reported reason of its end. Any
+// goroutine may call it.
+func (s *Session) Kill(cause string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -216,7 +218,7 @@ func (s *Session) explain(err error) error {
 	select {
 	case <-s.done:
 	case <-time.After(dyingTime):
-		s.kill("closed its control channel")
+		s.Kill("closed its control channel")
 		<-s.done
 	}
 	cause := s.ending()
@@ -264,10 +266,6 @@ func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
 	}
 	return s.host.PluginName(w.Plugin), w.Hook, linux.Uptime() - time.Duration(w.SinceNS), true
 }
-
-// Kill ends the host, hook or not; cause is the reported reason of its end. Any
-// goroutine may call it.
-func (s *Session) Kill(cause string) { s.kill(cause) }
 
 // Close ends the host, hook or not, and waits for it and for its last words.
 func (s *Session) Close() error {

@@ -45,7 +45,7 @@ var endings = map[string]struct {
 	"group kill": {func(r *rig, _ func(error)) { r.st.OutOfMemory(step.OOMKill{PID: 5000}) },
 		outcome{step.OutOfMemory, 143, false, step.OOMKill{PID: 5000}.String()}},
 	"time limit": {func(r *rig, _ func(error)) {
-		l := &timeLimit{limit: time.Nanosecond, warn: -1, timer: time.NewTimer(time.Hour)}
+		l := &timeLimit{limit: time.Nanosecond, warn: -1}
 		defer l.stop()
 		r.st.checkTime(l)
 	}, outcome{step.Timeout, 143, false, "its time limit of 1ns has come (--time)"}},

@@ -23,28 +23,20 @@ func jobEnv(s *step.Spec) []string {
 	if s.SlurmConf != "" {
 		env.set("SLURM_CONF", s.SlurmConf)
 	}
-	env.set("SLURM_CLUSTER_NAME", s.Cluster)
-	env.set("SLURM_JOB_NAME", cmp.Or(s.JobName, s.Name))
+	env.add("SLURM_CLUSTER_NAME="+s.Cluster, "SLURM_JOB_NAME="+cmp.Or(s.JobName, s.Name))
 	setJobNodes(env, s)
-	env.set("SLURM_NTASKS", ntasks)
-	env.set("SLURM_NPROCS", ntasks)
+	env.add("SLURM_NTASKS="+ntasks, "SLURM_NPROCS="+ntasks)
 	if s.CPUsPerTask > 1 {
 		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
 	}
 	setBinding(env, &s.Binding, s.NTasks, s.NodeCount())
-	env.set("SLURM_JOB_ID", job)
-	env.set("SLURM_JOBID", job)
-	env.set("SLURM_STEP_ID", stepID)
-	env.set("SLURM_STEPID", stepID)
-	env.set("SLURM_NNODES", nnodes)
-	env.set("SLURM_JOB_PARTITION", s.Partition)
-	env.set("SLURM_TASKS_PER_NODE", tasksPerNode)
-	env.set("SLURM_JOB_UID", u32(s.User.UID))
-	env.set("SLURM_JOB_USER", s.User.Name)
-	env.set("SLURM_STEP_NODELIST", s.NodeList)
-	env.set("SLURM_STEP_NUM_NODES", nnodes)
-	env.set("SLURM_STEP_NUM_TASKS", ntasks)
-	env.set("SLURM_STEP_TASKS_PER_NODE", tasksPerNode)
+	env.add(
+		"SLURM_JOB_ID="+job, "SLURM_JOBID="+job, "SLURM_STEP_ID="+stepID, "SLURM_STEPID="+stepID,
+		"SLURM_NNODES="+nnodes, "SLURM_JOB_PARTITION="+s.Partition, "SLURM_TASKS_PER_NODE="+tasksPerNode,
+		"SLURM_JOB_UID="+u32(s.User.UID), "SLURM_JOB_USER="+s.User.Name,
+		"SLURM_STEP_NODELIST="+s.NodeList, "SLURM_STEP_NUM_NODES="+nnodes,
+		"SLURM_STEP_NUM_TASKS="+ntasks, "SLURM_STEP_TASKS_PER_NODE="+tasksPerNode,
+	)
 	if s.MPI != "" && s.MPI != "none" {
 		env.set("SLURM_MPI_TYPE", s.MPI)
 	} else {
@@ -62,10 +54,7 @@ func jobEnv(s *step.Spec) []string {
 
 // setArray sets the job's place in a job array, and how often it has run.
 func setArray(env *envList, s *step.Spec) {
-	for _, e := range s.Array.Env() {
-		name, value, _ := strings.Cut(e, "=")
-		env.set(name, value)
-	}
+	env.add(s.Array.Env()...)
 	if s.RestartCount > 0 {
 		env.set("SLURM_RESTART_COUNT", u32(s.RestartCount))
 	}
@@ -92,9 +81,7 @@ func setJobNodes(env *envList, s *step.Spec) {
 	} else {
 		env.unset("SLURM_JOB_CPUS_PER_NODE") // the other nodes' are unknown
 	}
-	env.set("SLURM_JOB_NUM_NODES", strconv.Itoa(jobNodes(s)))
-	env.set("SLURM_NODELIST", nodes)
-	env.set("SLURM_JOB_NODELIST", nodes)
+	env.add("SLURM_JOB_NUM_NODES="+strconv.Itoa(jobNodes(s)), "SLURM_NODELIST="+nodes, "SLURM_JOB_NODELIST="+nodes)
 }
 
 // jobNodes counts the job's nodes.
@@ -175,18 +162,13 @@ func batchEnv(s *step.Spec) []string {
 	if s.CPUsPerTask > 1 {
 		env.set("SLURM_CPUS_PER_TASK", strconv.Itoa(s.CPUsPerTask))
 	}
-	env.set("SLURM_NPROCS", ntasks)
-	env.set("SLURM_NTASKS", ntasks)
-	env.set("SLURM_CLUSTER_NAME", s.Cluster)
-	env.set("SLURM_JOB_ID", job)
+	env.add("SLURM_NPROCS="+ntasks, "SLURM_NTASKS="+ntasks, "SLURM_CLUSTER_NAME="+s.Cluster, "SLURM_JOB_ID="+job)
 	setJobNodes(env, s)
-	env.set("SLURM_JOB_PARTITION", s.Partition)
-	env.set("SLURM_NODE_ALIASES", "(null)")
-	env.set("SLURM_JOBID", job)
-	env.set("SLURM_NNODES", strconv.Itoa(jobNodes(s)))
-	env.set("SLURM_TASKS_PER_NODE", batchTasksPerNode(s))
-	env.set("SLURM_TOPOLOGY_ADDR", s.NodeName)
-	env.set("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
+	env.add(
+		"SLURM_JOB_PARTITION="+s.Partition, "SLURM_NODE_ALIASES=(null)", "SLURM_JOBID="+job,
+		"SLURM_NNODES="+strconv.Itoa(jobNodes(s)), "SLURM_TASKS_PER_NODE="+batchTasksPerNode(s),
+		"SLURM_TOPOLOGY_ADDR="+s.NodeName, "SLURM_TOPOLOGY_ADDR_PATTERN=node",
+	)
 	setResources(env, s)
 	setArray(env, s)
 	// It is no command of the step that it was submitted in.
@@ -272,10 +254,7 @@ func setResources(env *envList, s *step.Spec) {
 	for _, name := range s.GresUnset {
 		env.unset(name)
 	}
-	for _, e := range s.GresEnv {
-		name, value, _ := strings.Cut(e, "=")
-		env.set(name, value)
-	}
+	env.add(s.GresEnv...)
 }
 
 // hidePriority takes the client's nice value out of the tasks' environment where it was
@@ -320,6 +299,14 @@ func newEnvList(env []string) *envList {
 }
 
 func (e *envList) set(name, value string) { e.put(name, name+"="+value) }
+
+// add sets variables, each NAME=VALUE.
+func (e *envList) add(vars ...string) {
+	for _, v := range vars {
+		name, _, _ := strings.Cut(v, "=")
+		e.put(name, v)
+	}
+}
 
 func (e *envList) put(name, v string) {
 	if i, ok := e.at[name]; ok {

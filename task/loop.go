@@ -46,25 +46,11 @@ type loop struct {
 	done     chan struct{} // closed with the loop
 }
 
-// deadline is a timer that may not run; c is nil then.
-type deadline struct {
-	timer *time.Timer
-	c     <-chan time.Time
-}
+// deadline is a time that something is due; c is nil where nothing is.
+type deadline struct{ c <-chan time.Time }
 
-// in sets it to so many seconds from now.
-func (d *deadline) in(seconds int) {
-	d.stop()
-	d.timer = time.NewTimer(time.Duration(seconds) * time.Second)
-	d.c = d.timer.C
-}
-
-func (d *deadline) stop() {
-	if d.timer != nil {
-		d.timer.Stop()
-	}
-	d.c = nil
-}
+func (d *deadline) in(t time.Duration) { d.c = time.After(t) }
+func (d *deadline) stop()              { d.c = nil }
 
 // newLoop begins with the tasks, which were started just now.
 func newLoop(s *Step) *loop {
@@ -137,7 +123,7 @@ func (l *loop) next() error {
 		l.evicting.Go(l.host.evict)
 	case <-l.cancelled:
 		l.cancelled = nil
-		l.kill.in(l.killer.terminate()) // before it is reported: a slow reader must not delay it
+		l.kill.in(time.Duration(l.killer.terminate()) * time.Second) // before it is reported: a slow reader must not delay it
 		l.messages.sayCancelled(l.causes.endedBy())
 	case <-l.kill.c:
 		return l.killRest()
@@ -161,7 +147,7 @@ func (l *loop) killRest() error {
 			l.host.giveUp() // it still waits, and can take no other command
 			return err
 		}
-		l.kill.in(max(1, l.plan.Spec.KillWaitS))
+		l.kill.in(time.Duration(max(1, l.plan.Spec.KillWaitS)) * time.Second)
 		return nil
 	}
 	if held := l.killer.heldBack(); held != nil {
@@ -400,10 +386,9 @@ func (l *loop) trackEpilog(localID, pid int) error {
 // timeLimit is how long the tasks may run, and when they are warned. Only the loop
 // uses it.
 type timeLimit struct {
+	deadline
 	limit time.Duration // 0 is none
 	warn  time.Duration // how long they run before; below 0 is never
-	timer *time.Timer
-	c     <-chan time.Time
 }
 
 // newTimeLimit begins to count: the tasks have just been started.
@@ -415,8 +400,7 @@ func newTimeLimit(spec *step.Spec) *timeLimit {
 	if w := spec.Warn; w != nil && w.Batch == isBatch(spec) {
 		l.warn = max(0, l.limit-time.Duration(w.BeforeS)*time.Second)
 	}
-	l.timer = time.NewTimer(l.next())
-	l.c = l.timer.C
+	l.in(l.next())
 	return l
 }
 
@@ -426,12 +410,6 @@ func (l *timeLimit) next() time.Duration {
 		return l.warn
 	}
 	return l.limit
-}
-
-func (l *timeLimit) stop() {
-	if l.timer != nil {
-		l.timer.Stop()
-	}
 }
 
 // leastWait bounds how often the clock is looked at while a step is suspended,
@@ -446,7 +424,7 @@ func (s *Step) checkTime(l *timeLimit) {
 		if rec.Suspended != nil {
 			left = max(left, leastWait)
 		}
-		l.timer.Reset(left)
+		l.in(left)
 		return
 	}
 	if l.warn >= 0 {
@@ -454,9 +432,9 @@ func (s *Step) checkTime(l *timeLimit) {
 		if err := s.Signal(s.plan.Spec.Warn.Signal, step.ScopeTasks); err != nil {
 			s.messages.log("--signal: " + err.Error())
 		}
-		l.timer.Reset(max(0, l.limit-ran))
+		l.in(max(0, l.limit-ran))
 		return
 	}
-	l.c = nil
+	l.stop()
 	s.end(cause{kind: byTime, reason: fmt.Sprintf("its time limit of %v has come (--time)", l.limit)})
 }
