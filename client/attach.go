@@ -216,16 +216,6 @@ func (e *errLost) Error() string {
 
 func (e *errLost) Unwrap() error { return e.cause }
 
-// dialStep connects to the step's stepd, whose socket lies beside noded's.
-func (d *Dialer) dialStep(id step.ID) (*stepapi.Conn, error) {
-	path, _ := d.Path()
-	conn, err := stepapi.DialDir(filepath.Join(filepath.Dir(path), "steps"), id.String()+".sock")
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
-		return nil, &errLost{id, err}
-	}
-	return conn, err
-}
-
 // recv reads a record of stepd's: an error is an errLost, or that the record makes no
 // sense.
 func (a *attached) recv(conn *stepapi.Conn) (*stepapi.Msg, []int, error) {
@@ -416,7 +406,11 @@ func (a *attached) copyLines(conn *os.File) {
 
 // connect connects to the step's stepd, and asks to see its output.
 func (a *attached) connect(d *Dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
-	conn, err := d.dialStep(a.rec.ID)
+	path, _ := d.Path()
+	conn, err := stepapi.DialDir(filepath.Join(filepath.Dir(path), "steps"), a.rec.ID.String()+".sock") // beside noded's
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
+		err = &errLost{a.rec.ID, err}
+	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -52,17 +52,26 @@ func (l *launch) look() (*step.Record, []eventlog.Event) {
 	if inHook(rec) || rec.State == step.Running {
 		return rec, nil
 	}
-	var events []eventlog.Event
-	for doc, err := range l.client.Events(ctx, l.id, false) {
-		if err != nil {
-			break // what was read says where the launch stands
-		}
-		var e eventlog.Event
-		if json.Unmarshal(doc, &e) == nil {
-			events = Keep(events, &e)
-		}
-	}
+	events, _ := EventsOf(ctx, l.client, l.id) // what was read says where the launch stands
 	return rec, events
+}
+
+// EventsOf reads the events of a step that may explain something. With an error they are
+// those before it.
+func EventsOf(ctx context.Context, noded *api.Client, id step.ID) (events []eventlog.Event, err error) {
+	for doc, err := range noded.Events(ctx, id, false) {
+		var e eventlog.Event
+		if err == nil {
+			if err = json.Unmarshal(doc, &e); err != nil {
+				err = fmt.Errorf("cannot parse an event of step %s: %w", id, err)
+			}
+		}
+		if err != nil {
+			return events, err
+		}
+		events = keep(events, &e)
+	}
+	return events, nil
 }
 
 // inHook reports whether the record names a plugin's hook that runs.
@@ -111,10 +120,10 @@ func prologWords(rec *step.Record, now time.Time) string {
 	return fmt.Sprintf("step %s: TaskProlog of %s runs for %s", rec.ID.Name(), options.Tasks(ranks), plugins.Whole(now.Sub(*rec.Started)))
 }
 
-// Keep adds an event that may explain something: a step of a thousand tasks has a
+// keep adds an event that may explain something: a step of a thousand tasks has a
 // hundred thousand that do not. A hook that has returned well takes its start back,
 // which comes right before its end.
-func Keep(events []eventlog.Event, e *eventlog.Event) []eventlog.Event {
+func keep(events []eventlog.Event, e *eventlog.Event) []eventlog.Event {
 	switch e.Event {
 	case eventlog.EventTaskFork, eventlog.EventTaskExec, eventlog.EventUsage:
 		return events

@@ -3,6 +3,7 @@ package eventlog
 import (
 	"bytes"
 	"encoding/json"
+	"iter"
 	"strconv"
 	"time"
 
@@ -100,16 +101,12 @@ const eventHooks = "hooks"
 // holds calls of hooks, the events that they are. What is malformed is passed
 // over: the end of stepd may have cut a line. The error is each's.
 func ExpandEvent(line []byte, each func([]byte) error) error {
-	// It comes second, behind a time of 36 bytes at most.
-	if !bytes.Contains(line[:min(len(line), 64)], []byte(`"event":"hooks"`)) {
+	h, ours := parseHooks(line)
+	if !ours {
 		return each(line)
 	}
-	var h hookLine
-	if err := json.Unmarshal(line, &h); err != nil {
-		return nil
-	}
-	for c := h.Calls; len(c) >= callWords; c = c[callWords:] {
-		for _, e := range h.events([callWords]int64(c)) {
+	for c := range h.calls() {
+		for _, e := range h.events(c) {
 			b, err := json.Marshal(e)
 			if err != nil {
 				continue // a time after the year 9999
@@ -120,6 +117,31 @@ func ExpandEvent(line []byte, each func([]byte) error) error {
 		}
 	}
 	return nil
+}
+
+// parseHooks reads a line of hooks, of which a malformed one is empty; ours is false of
+// another line.
+func parseHooks(line []byte) (h hookLine, ours bool) {
+	// The event comes second, behind a time of 36 bytes at most.
+	if !bytes.Contains(line[:min(len(line), 64)], []byte(`"event":"hooks"`)) {
+		return h, false
+	}
+	if json.Unmarshal(line, &h) != nil {
+		return hookLine{}, true
+	}
+	return h, true
+}
+
+// calls yields the calls whose names are in the line.
+func (h *hookLine) calls() iter.Seq[[callWords]int64] {
+	return func(yield func([callWords]int64) bool) {
+		n := int64(len(h.Names))
+		for c := h.Calls; len(c) >= callWords; c = c[callWords:] {
+			if plugin, hook := c[0], c[1]; plugin >= 0 && plugin < n && hook >= 0 && hook < n && !yield([callWords]int64(c)) {
+				return
+			}
+		}
+	}
 }
 
 // HookCall is one call of a hook, as a log of events has it.
@@ -135,30 +157,18 @@ type HookCall struct {
 // another line, or malformed. It costs a tenth of what ExpandEvent does, for who
 // counts them.
 func EachHookCall(line []byte, each func(HookCall)) bool {
-	if !bytes.Contains(line[:min(len(line), 64)], []byte(`"event":"hooks"`)) {
-		return false
+	h, ours := parseHooks(line)
+	for c := range h.calls() {
+		dur := c[4]
+		each(HookCall{Plugin: h.Names[c[0]], Hook: h.Names[c[1]], Took: time.Duration(max(dur, 0)), RC: int(c[5]), Returned: dur >= 0})
 	}
-	var h hookLine
-	if json.Unmarshal(line, &h) != nil {
-		return false
-	}
-	for c := h.Calls; len(c) >= callWords; c = c[callWords:] {
-		plugin, hook, dur := c[0], c[1], c[4]
-		if n := int64(len(h.Names)); plugin < 0 || plugin >= n || hook < 0 || hook >= n {
-			continue
-		}
-		each(HookCall{Plugin: h.Names[plugin], Hook: h.Names[hook], Took: time.Duration(max(dur, 0)), RC: int(c[5]), Returned: dur >= 0})
-	}
-	return true
+	return ours
 }
 
 // events are the two events of one call, the first one alone of a hook that
 // never returned.
 func (h *hookLine) events(c [callWords]int64) []Event {
 	plugin, hook, rank, start, dur, rc := c[0], c[1], c[2], c[3], c[4], c[5]
-	if n := int64(len(h.Names)); plugin < 0 || plugin >= n || hook < 0 || hook >= n {
-		return nil
-	}
 	from := Event{Time: h.Time.Add(time.Duration(start)), Event: EventHookStart, Plugin: h.Names[plugin], Hook: h.Names[hook]}
 	if rank >= 0 {
 		from.Rank = new(int(rank))

@@ -179,13 +179,8 @@ func (l *loader) chooseNode() {
 		func(n nodeLine) []string { return n.names },
 		func(n nodeLine) []string { return n.hosts },
 	} {
-		for _, name := range []string{l.hostname, shortName(l.hostname)} {
-			for _, line := range l.nodes {
-				if i := slices.Index(list(line), name); i >= 0 {
-					l.cfg.Node, l.nodeFrom = line.at(i), line.from
-					return
-				}
-			}
+		if l.take(l.hostname, list) || l.take(shortName(l.hostname), list) {
+			return
 		}
 	}
 	first := l.nodes[0]
@@ -198,13 +193,21 @@ func (l *loader) chooseNode() {
 		"cannot find this host %q among %d nodes", l.hostname, len(l.nodeSeen))
 }
 
+// take takes the first node that has the name in its list, and reports whether there is one.
+func (l *loader) take(name string, list func(nodeLine) []string) bool {
+	for _, line := range l.nodes {
+		if i := slices.Index(list(line), name); i >= 0 {
+			l.cfg.Node, l.nodeFrom = line.at(i), line.from
+			return true
+		}
+	}
+	return false
+}
+
 // chooseNamed takes the line of the node that the caller named.
 func (l *loader) chooseNamed() {
-	for _, line := range l.nodes {
-		if i := slices.Index(line.names, l.nodeName); i >= 0 {
-			l.cfg.Node, l.nodeFrom = line.at(i), line.from
-			return
-		}
+	if l.take(l.nodeName, func(n nodeLine) []string { return n.names }) {
+		return
 	}
 	l.probs.at(statement{file: l.cfg.File}, SeverityError, "add NodeName="+l.nodeName+", or give noded another --node-name", "cannot find node %q among %d nodes", l.nodeName, len(l.nodeSeen))
 }

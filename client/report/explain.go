@@ -2,7 +2,6 @@ package report
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"time"
@@ -89,15 +88,8 @@ func recordsNow(d *client.Dialer, ref api.StepRef) (recs []*step.Record, err err
 const statPatience = 10 * time.Second
 
 // eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
-func eventsOf(d *client.Dialer, id step.ID) (events []eventlog.Event, err error) {
-	err = eachEvent(d, id.String(), false, func(line []byte) error {
-		var e eventlog.Event
-		if err := json.Unmarshal(line, &e); err != nil {
-			return fmt.Errorf("cannot parse an event of step %s: %w", id, err)
-		}
-		events = client.Keep(events, &e)
-		return nil
-	})
+func eventsOf(d *client.Dialer, id step.ID) ([]eventlog.Event, error) {
+	events, err := client.EventsOf(context.Background(), d.Client(), id)
 	if api.CodeOf(err) == api.NotFound {
 		return nil, nil
 	}
