@@ -87,14 +87,3 @@ func TestQuarantine(t *testing.T) {
 		t.Errorf("node %s: %q", d.State, d.Reason)
 	}
 }
-
-// TestNoQuarantine: without QuarantineAfter nothing is counted.
-func TestNoQuarantine(t *testing.T) {
-	tn := fresh(t)
-	for range 5 {
-		tn.health.Plugins.Count([]step.PluginCrash{{Path: "/x.so", Required: true}}, func(string) bool { return true })
-	}
-	if q := tn.health.Plugins.List(); len(q) != 0 || tn.doc().State != "IDLE" {
-		t.Errorf("%v, %+v", q, tn.doc())
-	}
-}

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"stepd/api"
 	"stepd/node/child"
 	"stepd/node/scripts"
 	"stepd/step"
@@ -126,50 +125,4 @@ func TestUnkillableWithoutStepd(t *testing.T) {
 	}
 	close(die)
 	tn.eventually("the end of the drain", tn.undrained)
-}
-
-// Only the drain that noded has made for it ends by itself.
-func TestUnkillableOwner(t *testing.T) {
-	for _, tc := range []struct {
-		name, reason string
-		before       func(*testNode)
-		after        func(*testNode)
-	}{
-		{"drained before", "disk", func(tn *testNode) { tn.svc.Drain(as(0), &api.DrainRequest{Reason: "disk"}) }, nil},
-		{"drained after", "disk", nil, func(tn *testNode) { tn.svc.Drain(as(0), &api.DrainRequest{Reason: "disk"}) }},
-		{"resumed", "", nil, func(tn *testNode) { tn.svc.Resume(as(0), &api.Empty{}) }},
-		{"resumed, and drained again", "disk", nil, func(tn *testNode) {
-			tn.svc.Resume(as(0), &api.Empty{})
-			tn.svc.Drain(as(0), &api.DrainRequest{Reason: "disk"})
-		}},
-		{"another reason beside it", "Kill task failed: step 1.0: 1 left; required plugin", nil, func(tn *testNode) { tn.health.Drain("required plugin") }},
-		{"another step beside it", "", nil, func(tn *testNode) {
-			tn.health.Hold(&step.Record{ID: step.ID{Job: 1, Step: 5}})
-			if d := tn.doc(); d.Reason != "Kill task failed: step 1.0: 1 left; step 1.5: 0 left" {
-				t.Errorf("reason %q", d.Reason)
-			}
-			tn.health.AwaitEmpty(step.ID{Job: 1, Step: 5})
-		}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			die := make(chan struct{})
-			tn := stuck(t, t.TempDir(), "", die)
-			t.Cleanup(tn.stop)
-			if tc.before != nil {
-				tc.before(tn)
-			}
-			rec := &step.Record{ID: step.ID{Job: 1}, SurvivorsTotal: 1}
-			tn.health.Hold(rec)
-			tn.health.AwaitEmpty(rec.ID)
-			if tc.after != nil {
-				tc.after(tn)
-			}
-			close(die)
-			tn.eventually("the end of what is held", func() bool { return len(tn.doc().Unkillable) == 0 })
-			d := tn.doc()
-			if d.Reason != tc.reason || (d.Reason == "") != (d.State == "IDLE") {
-				t.Errorf("node %s %q, want %q", d.State, d.Reason, tc.reason)
-			}
-		})
-	}
 }
