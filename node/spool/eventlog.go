@@ -14,16 +14,15 @@ import (
 // BeginEvents makes a step's event log and writes what happened so far: when it was submitted,
 // and which CPUs it was given. The caller closes the log by CloseFile.
 func (s *Spool) BeginEvents(id step.ID, submitted time.Time, cpus string) (*os.File, error) {
-	var log *os.File // not the caller's who has gone
-	err := s.Do(func() (err error) {
+	return get(s, func() (*os.File, error) {
 		const fresh = os.O_WRONLY | os.O_APPEND | os.O_CREATE | os.O_EXCL
-		log, err = s.open(s.Events(id), fresh)
+		log, err := s.open(s.Events(id), fresh)
 		if errors.Is(err, os.ErrExist) { // of an earlier run: noded was killed before it had removed what the store had forgotten
 			s.removeForgotten([]step.ID{id})
 			log, err = s.open(s.Events(id), fresh)
 		}
 		if err != nil {
-			return fmt.Errorf("cannot create event log: %w", err)
+			return nil, fmt.Errorf("cannot create event log: %w", err)
 		}
 		err = writeEvents(log,
 			eventlog.Event{Time: submitted, Event: eventlog.EventRequest, JobID: &id.Job, StepID: &id.Step},
@@ -32,12 +31,8 @@ func (s *Spool) BeginEvents(id step.ID, submitted time.Time, cpus string) (*os.F
 		if err != nil {
 			log.Close()
 		}
-		return err
+		return log, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return log, nil
 }
 
 func writeEvents(log *os.File, events ...eventlog.Event) error {
@@ -66,20 +61,19 @@ func (l Layout) logEnd(rec *step.Record, now time.Time) error {
 	if err != nil {
 		return fmt.Errorf("cannot open event log: %w", err)
 	}
+	var events []eventlog.Event
 	if rec.StepdPID != 0 {
-		// Its last line may have no end.
-		if _, err = log.WriteString("\n"); err == nil {
-			err = writeEvents(log, eventlog.Event{Time: now, Event: eventlog.EventKill, Text: rec.Reason})
-		}
+		_, err = log.WriteString("\n") // stepd's last line may have no end
+		events = append(events, eventlog.Event{Time: now, Event: eventlog.EventKill, Text: rec.Reason})
 	}
-	if err == nil && rec.Usage != nil {
-		err = writeEvents(log, eventlog.Event{Time: now, Event: eventlog.EventUsage, Usage: rec.Usage})
+	if rec.Usage != nil {
+		events = append(events, eventlog.Event{Time: now, Event: eventlog.EventUsage, Usage: rec.Usage})
 	}
 	if err == nil {
-		err = writeEvents(log,
+		err = writeEvents(log, append(events,
 			eventlog.Event{Time: now, Event: eventlog.EventState, State: rec.State, Text: rec.Reason},
 			eventlog.Event{Time: now, Event: eventlog.EventEnd, State: rec.State},
-		)
+		)...)
 	}
 	return errors.Join(err, log.Close())
 }

@@ -42,25 +42,17 @@ func (f *File) Read(b []byte) (int, error) {
 }
 
 // Size is how many bytes the file has.
-func (f *File) Size() (n int64, err error) {
-	var fi os.FileInfo // not the caller's who has gone
-	err = f.spool.Do(func() (err error) {
-		fi, err = f.file.Stat()
-		return err
-	})
+func (f *File) Size() (int64, error) {
+	info, err := get(f.spool, f.file.Stat)
 	if err != nil {
 		return 0, err
 	}
-	return fi.Size(), nil
+	return info.Size(), nil
 }
 
 // Open opens a file to be read.
 func (s *Spool) Open(path string) (*File, error) {
-	var f *os.File // not the caller's who has gone
-	err := s.Do(func() (err error) {
-		f, err = s.open(path, os.O_RDONLY)
-		return err
-	})
+	f, err := get(s, func() (*os.File, error) { return s.open(path, os.O_RDONLY) })
 	if err != nil {
 		return nil, err
 	}
@@ -116,15 +108,8 @@ func (s *Spool) Log(log *os.File, e eventlog.Event) error {
 
 // TakeResult reads the result that the stepd of a step has left. os.ErrNotExist is in the error
 // when there is none.
-func (s *Spool) TakeResult(id step.ID) (rec *step.Record, err error) {
-	err = s.Do(func() (err error) {
-		rec, err = readResult(s.Result(id), id)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return rec, nil
+func (s *Spool) TakeResult(id step.ID) (*step.Record, error) {
+	return get(s, func() (*step.Record, error) { return readResult(s.Result(id), id) })
 }
 
 // readResult reads the result that stepd left because no noded took it:

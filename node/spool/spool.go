@@ -101,6 +101,19 @@ func (s *Spool) Do(f func() error) error {
 	}
 }
 
+// get is Do of a call with a result. After a SilentError that is still written to, and not read.
+func get[T any](s *Spool, f func() (T, error)) (T, error) {
+	var result, none T
+	err := s.Do(func() (err error) {
+		result, err = f()
+		return err
+	})
+	if err != nil {
+		return none, err
+	}
+	return result, nil
+}
+
 // leave gives a call up.
 func (s *Spool) leave(c *call) error {
 	s.mu.Lock()
