@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -189,6 +190,16 @@ func PrintJSON(key string, value any) error {
 		return err
 	}
 	_, err = fmt.Printf("{\"schema\":%d,%q:%s}\n", step.Schema, key, b)
+	return err
+}
+
+// PrintDocument writes one document that has its own number of the schema.
+func PrintDocument(w io.Writer, doc any) error {
+	b, err := json.Marshal(doc)
+	if err != nil {
+		return fmt.Errorf("cannot encode the document: %w", err)
+	}
+	_, err = fmt.Fprintf(w, "%s\n", b)
 	return err
 }
 

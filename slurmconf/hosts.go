@@ -139,23 +139,18 @@ func rangeNumber(s string) (uint64, error) {
 // "n[1-3,5],m". The order and repeated names are kept, so that ExpandHosts
 // gives the same names back.
 func CompressHosts(names []string) string {
-	var b strings.Builder
+	var out []string
 	for i := 0; i < len(names); {
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
 		j := sameHead(names, i)
 		if j == i+1 {
-			b.WriteString(names[i])
+			out = append(out, names[i])
 		} else {
 			head, _ := splitNumber(names[i])
-			b.WriteString(head + "[")
-			writeRanges(&b, names[i:j])
-			b.WriteByte(']')
+			out = append(out, head+"["+ranges(names[i:j])+"]")
 		}
 		i = j
 	}
-	return b.String()
+	return strings.Join(out, ",")
 }
 
 // sameHead returns the end of the run of names from i on that differ in their
@@ -184,25 +179,24 @@ func splitNumber(name string) (head, number string) {
 	return name[:n], name[n:]
 }
 
-// writeRanges writes the numbers of names of one head: "1-3,5".
-func writeRanges(b *strings.Builder, names []string) {
+// ranges are the numbers of names of one head: "1-3,5".
+func ranges(names []string) string {
+	var out []string
 	for i := 0; i < len(names); {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		_, lo := splitNumber(names[i])
-		first, _ := strconv.ParseUint(lo, 10, 64)
-		j := i + 1
+		_, text := splitNumber(names[i])
+		first, _ := strconv.ParseUint(text, 10, 64)
+		width, j := len(text), i+1
 		for ; j < len(names); j++ {
-			if _, n := splitNumber(names[j]); n != fmt.Sprintf("%0*d", len(lo), first+uint64(j-i)) {
+			if _, n := splitNumber(names[j]); n != fmt.Sprintf("%0*d", width, first+uint64(j-i)) {
 				break
 			}
 		}
-		b.WriteString(lo)
 		if j > i+1 {
-			_, hi := splitNumber(names[j-1])
-			b.WriteString("-" + hi)
+			_, last := splitNumber(names[j-1])
+			text += "-" + last
 		}
+		out = append(out, text)
 		i = j
 	}
+	return strings.Join(out, ",")
 }

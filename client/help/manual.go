@@ -217,23 +217,20 @@ func together(c *cobra.Command) manual.Topic {
 
 func exitCodes(c *cobra.Command) []manual.Entry {
 	usage := manual.Entry{Name: "1", Text: "wrong usage, a refused request, or a daemon that does not answer"}
-	switch c.Name() {
-	case "run":
-		return []manual.Entry{
+	codes := map[string][]manual.Entry{
+		"run": {
 			{Name: "0 to 127", Text: "the highest exit code of the tasks. A command that could not be executed counts with the error's number: 2 it does not exist, 13 it may not be executed"},
 			{Name: "128+N", Text: "a task was ended by signal N: 137 is SIGKILL, 139 SIGSEGV, 143 SIGTERM"},
 			{Name: "1", Text: "also: wrong usage, a refused request, a failed plugin, or a daemon that is gone"},
-		}
-	case "alloc":
-		return []manual.Entry{{Name: "any", Text: "the command's; 128+N where signal N has ended it"}, usage}
-	case "batch":
-		return []manual.Entry{{Name: "0", Text: "the job was admitted; with --wait: it ended well"}, {Name: "any", Text: "with --wait: the script's"}, usage}
-	case "plugins":
-		return []manual.Entry{{Name: "0", Text: "all is well, or there are warnings"}, {Name: "1", Text: "with --check: there is an error; else as of every verb"}}
-	case "attach":
-		return []manual.Entry{{Name: "any", Text: "as of stepctl run, where the step ended meanwhile"}, {Name: "0", Text: "detached"}, usage}
-	case "stepctl":
-		return []manual.Entry{{Name: "0", Text: "done"}, usage, {Name: "others", Text: "run, alloc, batch --wait and attach: the tasks' codes"}}
+		},
+		"alloc":   {{Name: "any", Text: "the command's; 128+N where signal N has ended it"}, usage},
+		"batch":   {{Name: "0", Text: "the job was admitted; with --wait: it ended well"}, {Name: "any", Text: "with --wait: the script's"}, usage},
+		"plugins": {{Name: "0", Text: "all is well, or there are warnings"}, {Name: "1", Text: "with --check: there is an error; else as of every verb"}},
+		"attach":  {{Name: "any", Text: "as of stepctl run, where the step ended meanwhile"}, {Name: "0", Text: "detached"}, usage},
+		"stepctl": {{Name: "0", Text: "done"}, usage, {Name: "others", Text: "run, alloc, batch --wait and attach: the tasks' codes"}},
+	}
+	if own := codes[c.Name()]; own != nil {
+		return own
 	}
 	if !c.Runnable() {
 		return nil
@@ -242,24 +239,21 @@ func exitCodes(c *cobra.Command) []manual.Entry {
 }
 
 func environment(c *cobra.Command) []manual.Entry {
-	switch c.Name() {
-	case "stepctl":
-		return []manual.Entry{
+	return map[string][]manual.Entry{
+		"stepctl": {
 			{Name: "NODED_SOCKET", Text: "noded's socket, where --socket names none. Tasks and scripts have it"},
 			{Name: "NO_COLOR", Text: "if it is set and not empty, nothing is coloured; nor is it where output is no terminal, or TERM is dumb"},
 			{Name: "COLUMNS", Text: "the width of help screens and bars where output is no terminal"},
-		}
-	case "run":
-		return []manual.Entry{
+		},
+		"run": {
 			{Name: "SLURM_JOB_ID", Text: "the job that the step becomes one of (--jobid)"},
 			{Name: "SLURM_NTASKS", Text: "in a job: --ntasks"},
 			{Name: "SLURM_MPI_TYPE", Text: "--mpi"},
 			{Name: "SLURM_CPU_BIND, SLURM_MEM_BIND, SLURM_DISTRIBUTION, SLURM_HINT", Text: "the options of these names, where they are not given"},
 			{Name: "SLURM_ACCTG_FREQ", Text: "--acctg-freq"},
 			{Name: "SPANK_...", Text: "options of plugins, as the job's command has left them"},
-		}
-	}
-	return nil
+		},
+	}[c.Name()]
 }
 
 func examples() map[string]string {

@@ -36,7 +36,7 @@ type Host struct {
 	Options []spank.Option // what the plugins offer
 	given   []given        // on the command line, in its order
 	// values are what the remote side gets: the last one of each option.
-	values map[int]*value
+	values map[int][]byte // nil: none
 
 	Node       string   // this node's name
 	Cluster    string   // this cluster's name
@@ -57,16 +57,11 @@ type given struct {
 	value  []byte // nil: none
 }
 
-// value is the last use of an option.
-type value struct {
-	bytes []byte // nil: none
-}
-
 // Load reads the node's plugin stack as the caller, loads it and calls
 // slurm_spank_init. ctx bounds the questions to noded alone; hold is given the session, so
 // that a signal ends it. An error was printed already where exitError says so.
 func Load(ctx context.Context, client *api.Client, c spank.Context, hold func(*spank.Session)) (*Host, error) {
-	p := &Host{context: c, values: make(map[int]*value), Env: os.Environ()}
+	p := &Host{context: c, values: make(map[int][]byte), Env: os.Environ()}
 	conf, stack, err := NodeStack(ctx, client)
 	if err != nil {
 		return nil, err
@@ -110,7 +105,7 @@ func Offered(ctx context.Context, client *api.Client, c spank.Context, patience 
 		return nil
 	}
 	defer null.Close()
-	p := &Host{context: c, values: make(map[int]*value)}
+	p := &Host{context: c, values: make(map[int][]byte)}
 	p.Session, _, err = Open(ctx, conf, spank.SessionConfig{
 		Context: c, Stack: stack, Env: os.Environ(), Files: [3]*os.File{null, null, null}, HookTimeout: patience,
 	})
@@ -261,7 +256,7 @@ func (p *Host) Take() error {
 			return err
 		}
 		if o.HasArg == 0 || (o.HasArg == 2 && text == noValue) {
-			p.values[i].bytes = nil
+			p.values[i] = nil
 		}
 	}
 	for _, g := range p.given {
@@ -283,7 +278,7 @@ const noValue = "(null)"
 
 func (p *Host) give(i int, v []byte) error {
 	o := p.Options[i]
-	p.values[i] = &value{v}
+	p.values[i] = v
 	err := p.Session.Give(o, v)
 	if !Returned(err) {
 		return err
@@ -329,8 +324,8 @@ func (p *Host) LocalUserInit(j spank.LocalJob) error {
 func (p *Host) SpankOptions() []step.SpankOption {
 	var out []step.SpankOption
 	for i, o := range p.Options {
-		if v := p.values[i]; v != nil {
-			out = append(out, step.SpankOption{Plugin: o.Plugin, Name: o.Name, Value: v.bytes})
+		if v, ok := p.values[i]; ok {
+			out = append(out, step.SpankOption{Plugin: o.Plugin, Name: o.Name, Value: v})
 		}
 	}
 	return out
@@ -438,13 +433,13 @@ func (p *Host) Close() {
 // DryRunOptions tells with each plugin of the stack the options that it would be given.
 func (p *Host) DryRunOptions(stack []api.DryPlugin) {
 	for i, o := range p.Options {
-		v := p.values[i]
-		if v == nil {
+		v, ok := p.values[i]
+		if !ok {
 			continue
 		}
 		word := "--" + o.Name
-		if v.bytes != nil {
-			word += "=" + string(v.bytes)
+		if v != nil {
+			word += "=" + string(v)
 		}
 		for j := range stack {
 			if filepath.Base(stack[j].Path) == o.File {
@@ -469,12 +464,11 @@ func (p *Host) Slow(quiet bool) (done func()) {
 	if s == nil {
 		return func() {}
 	}
-	return terminal.ShowSlow(quiet, func(time.Duration) (string, bool) {
-		plugin, hook, since, in := s.Doing()
-		if !in {
-			return "", false
+	return terminal.ShowSlow(quiet, func(time.Duration) (text string, over bool) {
+		if plugin, hook, since, in := s.Doing(); in {
+			text = fmt.Sprintf("plugin %q: %s for %s, on this side", plugin, hook, Whole(since))
 		}
-		return fmt.Sprintf("plugin %q: %s for %s, on this side", plugin, hook, Whole(since)), false
+		return text, false
 	})
 }
 

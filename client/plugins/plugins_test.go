@@ -12,7 +12,7 @@ import (
 )
 
 func fakePlugins() *Host {
-	return &Host{values: make(map[int]*value), Options: []spank.Option{
+	return &Host{values: make(map[int][]byte), Options: []spank.Option{
 		{File: "a.so", Plugin: "a", Name: "need", ArgInfo: "WHAT", Usage: "needs one", HasArg: 1},
 		{File: "a.so", Plugin: "a", Name: "may", HasArg: 2},
 		{File: "b.so", Plugin: "b", Name: "flag", Usage: "takes none"},
@@ -22,7 +22,7 @@ func fakePlugins() *Host {
 
 func TestPluginEnvironment(t *testing.T) {
 	p := fakePlugins()
-	p.values[0], p.values[2] = &value{[]byte("v 1")}, &value{}
+	p.values[0], p.values[2] = []byte("v 1"), nil
 	p.jobControl = [][]byte{[]byte("JC=x")}
 	if got, want := p.OptionEnv(), []string{"_SLURM_SPANK_OPTION_a_need=v 1", "_SLURM_SPANK_OPTION_b_flag="}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

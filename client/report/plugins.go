@@ -2,7 +2,6 @@ package report
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -151,16 +150,11 @@ func pluginOptions(node *api.ConfigReply, p spank.Plugin) (options []lint.Option
 }
 
 func printReport(w io.Writer, file string, r *lint.Report) error {
-	b, err := json.Marshal(struct {
+	return client.PrintDocument(w, struct {
 		Schema    int    `json:"schema"`
 		Plugstack string `json:"plugstack"`
 		*lint.Report
 	}{step.Schema, file, r})
-	if err != nil {
-		return fmt.Errorf("cannot encode the plugin stack: %w", err)
-	}
-	_, err = fmt.Fprintf(w, "%s\n", b)
-	return err
 }
 
 func printFindings(w io.Writer, r *lint.Report) error {

@@ -272,15 +272,10 @@ func printLooks(w *topWatch, o *topOptions) error {
 }
 
 func printTopJSON(l *topLook) error {
-	b, err := json.Marshal(struct {
+	return client.PrintDocument(os.Stdout, struct {
 		Schema int `json:"schema"`
 		*topLook
 	}{step.Schema, l})
-	if err != nil {
-		return fmt.Errorf("cannot encode what was seen: %w", err)
-	}
-	_, err = fmt.Printf("%s\n", b)
-	return err
 }
 
 // errQuit ends the screen.
