@@ -4,12 +4,18 @@
 package terminal
 
 import (
+	"fmt"
 	"os"
 	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/internal/printable"
 )
 
 // IsTerminal reports whether a file is a terminal.
@@ -45,3 +51,173 @@ func ScreenSize(f *os.File) (columns, rows int) {
 func Colours(f *os.File) bool {
 	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && IsTerminal(f)
 }
+
+// ExitError ends the program with a code and no words: they were said.
+type ExitError int
+
+func (e ExitError) Error() string { return fmt.Sprintf("exit %d", int(e)) }
+
+// Exit is the error that ends the program with a code where err is nil: nil where that is 0.
+func Exit(code int, err error) error {
+	if err == nil && code != 0 {
+		return ExitError(code)
+	}
+	return err
+}
+
+// Say writes one line of stepctl's own to stderr.
+func Say(format string, args ...any) { SayLine("stepctl: " + fmt.Sprintf(format, args...)) }
+
+// rawLines is set while the terminal is raw: a line needs its carriage returns then.
+var rawLines atomic.Bool
+
+// SayLine writes one line to stderr.
+func SayLine(line string) {
+	Waiting.Clear()
+	if rawLines.Load() {
+		line = "\r" + line + "\r"
+	}
+	fmt.Fprintln(os.Stderr, line)
+}
+
+// gapsEvery is the least time between two lines of skipped output: a client that is
+// behind skips thousands of times.
+const gapsEvery = time.Second
+
+// Skipped reports how much of a step's output was skipped. The zero value has told nothing.
+type Skipped struct {
+	mu    sync.Mutex
+	n     uint64      // guarded by mu: bytes that were not told
+	timer *time.Timer // guarded by mu: tells them; nil while a gap is told at once
+}
+
+// Add reports so many bytes, at once or with later ones.
+func (g *Skipped) Add(n uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.n += n
+	if g.timer == nil {
+		g.tell()
+		g.timer = time.AfterFunc(gapsEvery, g.due)
+	}
+}
+
+func (g *Skipped) due() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.timer == nil: // the end came before it
+	case g.n == 0:
+		g.timer = nil
+	default:
+		g.tell()
+		g.timer = time.AfterFunc(gapsEvery, g.due)
+	}
+}
+
+// End tells the rest.
+func (g *Skipped) End() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.timer != nil {
+		g.timer.Stop()
+		g.timer = nil
+	}
+	g.tell()
+}
+
+// tell is called with mu held.
+func (g *Skipped) tell() {
+	if g.n > 0 {
+		Say("%d bytes of output were skipped here", g.n)
+		g.n = 0
+	}
+}
+
+// SayCut reports that the output has ended before its end.
+func SayCut() {
+	Say("the rest of the output is missing: it was not read in time")
+}
+
+// progressAfter is how long something may take before it is shown to the user;
+// WaitingEvery how often that is told anew, with its time.
+const (
+	progressAfter = time.Second
+	WaitingEvery  = time.Second
+)
+
+// WaitingLine is one line on a terminal, rewritten while something takes its time and
+// taken away at its end.
+type WaitingLine struct {
+	mu    sync.Mutex
+	to    *os.File
+	shown bool // guarded by mu
+}
+
+// Waiting is the line of this process: say takes it away before a line of its own.
+var Waiting = &WaitingLine{to: os.Stderr}
+
+// set shows a text, cut to the terminal. The cursor stays at the line's begin: what a
+// task writes now stands in its place.
+func (p *WaitingLine) set(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	columns, _ := ScreenSize(p.to)
+	if columns <= 1 {
+		columns = 80
+	}
+	fmt.Fprint(p.to, "\r\x1b[K"+Fit(text, columns-1)+"\r")
+	p.shown = true
+}
+
+// Clear takes the text away, and nothing that others have written before it.
+func (p *WaitingLine) Clear() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		fmt.Fprint(p.to, "\x1b[K")
+		p.shown = false
+	}
+}
+
+// ShowSlow shows what the command waits for, as now reports it, where that takes longer than
+// a second: on a terminal, once a second, until the returned function is called, which removes
+// the line. now may return "", which shows nothing, and that nothing more is to be shown; one
+// goroutine calls it. With quiet nothing is shown.
+func ShowSlow(quiet bool, now func(since time.Duration) (text string, over bool)) (done func()) {
+	if quiet || rawLines.Load() || os.Getenv("TERM") == "dumb" || !IsTerminal(os.Stderr) {
+		return func() {}
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	begun := time.Now()
+	wg.Go(func() {
+		timer := time.NewTimer(progressAfter)
+		defer timer.Stop()
+		for {
+			select {
+			case <-stop:
+				Waiting.Clear()
+				return
+			case <-timer.C:
+			}
+			text, over := now(time.Since(begun))
+			if over || text == "" {
+				Waiting.Clear()
+			} else {
+				Waiting.set("stepctl: " + printable.Line(text, 400))
+			}
+			if over {
+				return
+			}
+			timer.Reset(WaitingEvery)
+		}
+	})
+	return sync.OnceFunc(func() { close(stop); wg.Wait() })
+}
+
+// Fit cuts a line to the screen.
+func Fit(s string, columns int) string { return printable.Fit(strings.TrimRight(s, " "), columns) }
+
+// Pad cuts or fills a text to a column.
+func Pad(s string, width int) string { return printable.Pad(strings.TrimRight(s, " "), width) }
