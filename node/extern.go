@@ -104,20 +104,17 @@ func (n launcher) adoptive(owner uint32, in *api.AdoptRequest) (*job, error) {
 	if in.UID != nil {
 		user = *in.UID
 	}
-	j := n.reg.job(in.JobID)
+	j := n.reg.newest(func(j *job) bool { return j.ID == in.JobID || in.JobID == 0 && j.UID == user })
 	switch {
 	case owner != 0 && owner != user:
 		return nil, api.Errorf(api.FailedPrecondition, "process %d is uid %d's, not uid %d's", in.PID, owner, user)
 	case in.JobID == 0 && in.UID == nil && owner == 0:
 		return nil, api.Errorf(api.InvalidArgument, "uid: process %d is root's: say whose job, or which one, it is to be of", in.PID)
-	case in.JobID == 0:
-		if j = n.reg.newest(user); j == nil {
-			return nil, api.Errorf(api.NotFound, "uid %d has no job on this node", user)
-		}
-		return j, nil
-	case j == nil || !n.reg.takesSteps(j):
+	case j == nil && in.JobID == 0:
+		return nil, api.Errorf(api.NotFound, "uid %d has no job on this node", user)
+	case j == nil:
 		return nil, api.Errorf(api.NotFound, "no such job \"%d\"", in.JobID)
-	case (owner != 0 || in.UID != nil) && j.UID != user:
+	case (owner != 0 || in.UID != nil) && j.UID != user: // of a job that was named
 		return nil, api.Errorf(api.FailedPrecondition, "job %d is uid %d's, not uid %d's", j.ID, j.UID, user)
 	}
 	return j, nil
@@ -162,7 +159,11 @@ func (n launcher) extern(ctx context.Context, j *job) (*follower, error) {
 			return nil, api.NewError(api.Aborted, err.Error())
 		}
 	}
-	in := order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) { externSpec(j, spec) }}
+	in := order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) {
+		j.giveAll(spec)
+		// Its one process only waits: no plugin, no script of the site's and no binding is for it.
+		spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.Site{}.Scripts, nil
+	}}
 	f, _, err := n.reserveOnly(ctx, api.Peer{}, in, externOver(j.ID))
 	if err != nil {
 		return nil, err
@@ -182,13 +183,6 @@ func over(rec *step.Record) bool { return rec.State == step.Completing || rec.St
 // externOver is the answer where the job has had its extern step: there is no second one.
 func externOver(job uint32) error {
 	return api.Errorf(api.FailedPrecondition, "cannot adopt a process into job %d: its extern step has ended", job)
-}
-
-// externSpec makes the extern step one of all that the job has. Its one process only
-// waits: no plugin, no script of the site's and no binding is for it.
-func externSpec(j *job, spec *step.Spec) {
-	j.giveAll(spec)
-	spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.Site{}.Scripts, nil
 }
 
 // giveAll makes the step one that may use all that the job has.

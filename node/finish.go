@@ -150,20 +150,16 @@ func (f *follower) removeSocket() {
 	}
 }
 
-// removePMIx removes the folder of the step's PMIx server, which stepd removes
-// unless it was killed. What a user has put there goes beneath a descriptor.
-func (f *follower) removePMIx() {
-	if err := spool.RemoveBelow(f.n.spool.PMIxDir(), f.id.String()); err != nil {
-		f.log.Warnf("%v", err)
-	}
-}
-
 // cleanup leaves nothing of a settled step whose stepd has ended. It is the
 // only place that takes the step out of the registry.
 func (f *follower) cleanup() {
 	f.removeSocket()
 	f.endPlace()
-	f.removePMIx() // no process of the step writes there any more
+	// The folder of the step's PMIx server, which stepd removes unless it was killed. No process
+	// of the step writes there any more, and what a user has put there goes beneath a descriptor.
+	if err := spool.RemoveBelow(f.n.spool.PMIxDir(), f.id.String()); err != nil {
+		f.log.Warnf("%v", err)
+	}
 	// Where the spool does not answer, the next noded removes it.
 	err := f.n.spool.Do(func() error { return os.Remove(f.n.spool.Result(f.id)) })
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -190,14 +190,22 @@ func (l *launching) startStepd(leaf *os.File, files []*os.File) error {
 	}
 	f.launched = true
 	f.begin(proc, ours)
-	if leaf != nil && (l.spec.Confine.PerTask || len(l.spec.Confine.V1) > 0) {
-		n.work.Go(func() { l.warmUp(proc.PID) })
-	}
-	if leaf == nil {
+	switch {
+	case leaf == nil:
 		// What stepd has started by then is in the step's own cgroups.
 		if err := n.cfg.Tracker.AddStepd(f.id, proc.PID); err != nil {
 			f.log.Errorf("%v", err)
 		}
+	case l.spec.Confine.PerTask || len(l.spec.Confine.V1) > 0:
+		// Stepd is written into the cgroup that it is in. The first write to any cgroup.procs
+		// waits for an RCU grace period (measured: 5 to 17 ms) and those that follow soon do
+		// not: the tasks' are then among them, and stepd starts meanwhile. It is of no other
+		// use, and may fail.
+		n.work.Go(func() {
+			if err := n.cfg.Tracker.AddStepd(f.id, proc.PID); err != nil {
+				f.log.Debugf("%v", err)
+			}
+		})
 	}
 	return nil
 }
@@ -218,16 +226,6 @@ func (l *launching) writeScript() error {
 	spec.Script = nil
 	spec.Argv = append([]string{path}, spec.Argv[1:]...)
 	return nil
-}
-
-// warmUp writes stepd into the cgroup that it is in. The first write to any
-// cgroup.procs waits for an RCU grace period (measured: 5 to 17 ms) and those
-// that follow soon do not: the tasks' are then among them, and stepd starts
-// meanwhile. It is of no other use, and may fail.
-func (l *launching) warmUp(stepd int) {
-	if err := l.n.cfg.Tracker.AddStepd(l.f.id, stepd); err != nil {
-		l.f.log.Debugf("%v", err)
-	}
 }
 
 // prologStage is the stage of a launch that noded writes of.

@@ -158,7 +158,11 @@ func (n *Node) open() error {
 		return err
 	}
 	n.store = st
-	if n.health, err = health.New(n.healthConfig()); err != nil {
+	if n.health, err = health.New(health.Config{
+		Gate: n.gate, Store: st, BootID: n.boot, DrainReason: n.cfg.DrainReason, QuarantineAfter: n.cfg.QuarantineAfter,
+		EndStep: n.cfg.Tracker.EndStep, Timeout: n.cfg.unkillable,
+		Found: func() { n.cfg.Meter.Leak(LeakProcess) }, Released: n.released, Go: n.work.Go, Stopping: n.stopping, Log: n.log,
+	}); err != nil {
 		return errors.Join(err, st.Close())
 	}
 	if err := n.cfg.Scripts.Check(); err != nil {
@@ -168,14 +172,6 @@ func (n *Node) open() error {
 		return errors.Join(err, st.Close())
 	}
 	return nil
-}
-
-func (n *Node) healthConfig() health.Config {
-	return health.Config{
-		Gate: n.gate, Store: n.store, BootID: n.boot, DrainReason: n.cfg.DrainReason, QuarantineAfter: n.cfg.QuarantineAfter,
-		EndStep: n.cfg.Tracker.EndStep, Timeout: n.cfg.unkillable,
-		Found: func() { n.cfg.Meter.Leak(LeakProcess) }, Released: n.released, Go: n.work.Go, Stopping: n.stopping, Log: n.log,
-	}
 }
 
 // silence returns why the spool is not to be asked for anything, nil is that it answers.

@@ -102,8 +102,8 @@ func TestAllocationEndsBeforeProlog(t *testing.T) {
 				t.Error("the job's container is left")
 			}
 			// A job that has ended cannot be opened.
-			if err := s.openAlloc(j, step.User{UID: 1000}); err != nil || s.reg.takesSteps(j) || s.reg.keep(j) {
-				t.Errorf("a job that has ended: %v, it takes steps: %v", err, s.reg.takesSteps(j))
+			if err := s.openAlloc(j, step.User{UID: 1000}); err != nil || s.takesSteps(j) || s.reg.keep(j) {
+				t.Errorf("a job that has ended: %v, it takes steps: %v", err, s.takesSteps(j))
 			}
 			s.wantTold("prolog.sh", "epilog.sh")
 		})
@@ -176,4 +176,9 @@ func TestBatchStepdOverKill(t *testing.T) {
 	s.testNode = start(t, s.dir, s.cfg)
 	s.lost(id)
 	s.idle()
+}
+
+// takesSteps reports whether a job takes steps.
+func (s *scripted) takesSteps(j *job) bool {
+	return s.reg.newest(func(other *job) bool { return other == j }) != nil
 }

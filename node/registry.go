@@ -183,22 +183,16 @@ func (r *registry) all() []*job {
 	return jobs
 }
 
-// newest is the user's job that was begun last and takes steps, or nil.
-func (r *registry) newest(uid uint32) (found *job) {
+// newest is the meant job that was begun last and takes steps; nil is none.
+func (r *registry) newest(meant func(*job) bool) (found *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.jobs {
-		if j.UID == uid && j.phase == jobOpen && (found == nil || j.ID > found.ID) {
+		if j.phase == jobOpen && meant(j) && (found == nil || j.ID > found.ID) {
 			found = j
 		}
 	}
 	return found
-}
-
-func (r *registry) takesSteps(j *job) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return j.phase == jobOpen
 }
 
 // follower returns the running step, or nil.

@@ -202,13 +202,10 @@ func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Sp
 
 // taskEnv is a step's environment as the client wants it, with the name of the
 // node that it runs on, for stepctl in a task.
-func (n *Node) taskEnv(env []string) []string { return setEnv(env, "NODED_SOCKET", n.spool.Socket()) }
-
-// setEnv returns env with NAME=value as its only entry for name; env itself
-// stays as it is.
-func setEnv(env []string, name, value string) []string {
-	others := slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, name+"=") })
-	return append(others, name+"="+value)
+func (n *Node) taskEnv(env []string) []string {
+	const name = "NODED_SOCKET="
+	others := slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, name) })
+	return append(others, name+n.spool.Socket())
 }
 
 // commandMax bounds what is kept of a command, in bytes: a listing of a
