@@ -226,11 +226,20 @@ func (c *call) own(ref api.StepRef) ([]step.ID, error) {
 	if err != nil || len(ids) == 0 {
 		return nil, err
 	}
-	rec, err := c.s.node.Step(ids[0])
+	_, err = c.ownRecord(c.s.node.Step(ids[0]))
+	return ids, err
+}
+
+// ownRecord refuses a record that the client may not act on: a number may have been given to
+// another run of its job since the steps were looked up.
+func (c *call) ownRecord(rec *step.Record, err error) (*step.Record, error) {
 	if err == nil {
 		err = c.allowUser(rec.UID)
 	}
-	return ids, err
+	if err != nil {
+		return nil, err
+	}
+	return rec, nil
 }
 
 // unpack puts a request for a step into the form that it is used in.
@@ -340,7 +349,7 @@ func (s *Server) wait(c *call, in *api.RefRequest) error {
 // stat answers with the records; running steps have their present usage.
 func (s *Server) stat(c *call, _ *api.RefRequest) error {
 	for _, id := range c.ids {
-		rec, err := s.node.Stat(c.ctx, id)
+		rec, err := c.ownRecord(s.node.Stat(c.ctx, id))
 		if len(c.ids) > 1 && api.CodeOf(err) == api.NotFound { // it was forgotten meanwhile
 			continue
 		}
@@ -382,7 +391,7 @@ func (s *Server) list(c *call, in *api.ListRequest) error {
 func (s *Server) records(c *call, ids []step.ID) error {
 	for _, id := range ids {
 		err := c.record(func() (*step.Record, error) {
-			rec, err := s.node.Step(id)
+			rec, err := c.ownRecord(s.node.Step(id))
 			if len(ids) > 1 && api.CodeOf(err) == api.NotFound { // it was forgotten meanwhile
 				return nil, nil
 			}

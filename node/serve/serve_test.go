@@ -60,6 +60,14 @@ func (n *fakeNode) IDs(ref api.StepRef) ([]step.ID, error) {
 	return []step.ID{{Job: ref.JobID, Step: *ref.StepID}}, nil
 }
 
+// Await returns when the job's number has been given to uid 1001.
+func (n *fakeNode) Await(_ context.Context, ref api.StepRef) ([]step.ID, error) {
+	for _, rec := range n.recs {
+		rec.UID = 1001
+	}
+	return n.IDs(ref)
+}
+
 func (n *fakeNode) Step(id step.ID) (*step.Record, error) {
 	for _, rec := range n.recs {
 		if rec.ID == id {
@@ -267,6 +275,21 @@ func TestRefusedRequestLeavesOthers(t *testing.T) {
 	}
 	tn.underWay(1000, func(n int) bool { return n == 0 })
 	tn.connections(0)
+}
+
+// TestNumberGivenAgain: a client does not get the record of another user's step that has its
+// step's number by now.
+func TestNumberGivenAgain(t *testing.T) {
+	tn := fresh(t)
+	id := step.ID{Job: 7}
+	tn.node.recs = []*step.Record{{ID: id, UID: 1000, State: step.Running}}
+	client := serveAs(t, tn, always(1000), nil)
+	if recs, err := client.Show(t.Context(), api.Ref(id)); err != nil || len(recs) != 1 {
+		t.Errorf("%v, %v", recs, err)
+	}
+	if recs, err := client.Wait(t.Context(), api.Ref(id)); api.CodeOf(err) != api.PermissionDenied {
+		t.Errorf("%v, %v", recs, err)
+	}
 }
 
 // TestNoCredentials: a request of a connection whose peer is not known is served to no user.
