@@ -72,7 +72,7 @@ func (e *explainer) stages() {
 		switch {
 		case launch && s.Error != "":
 			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s: %s", s.Name, does, s.Error)
-			f.Hint = stageHints[s.Name]
+			f.Hint = stageHints()[s.Name]
 		case launch && s.Ended == nil && !e.rec.State.Final():
 			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s, for %s", s.Name, does, round(e.now.Sub(s.Begun)))
 			if s.Name == "streams" {
@@ -89,16 +89,19 @@ func (e *explainer) stages() {
 	}
 }
 
-// stageHints are where to look when a stage fails.
-var stageHints = map[string]string{
-	"prolog":          "noded's log has what the prolog said; a failed prolog drains the node",
-	"proctrack":       cgroupHint,
-	"track":           cgroupHint,
-	"task_pre_setuid": cgroupHint,
-	"load":            pluginHint,
-	"init":            pluginHint,
-	"user_init":       pluginHint,
-	"task_post_fork":  pluginHint,
+// stageHints are where to look when a stage fails. They are made when they are needed: a run of
+// stepctl, which links them, does without.
+func stageHints() map[string]string {
+	return map[string]string{
+		"prolog":          "noded's log has what the prolog said; a failed prolog drains the node",
+		"proctrack":       cgroupHint,
+		"track":           cgroupHint,
+		"task_pre_setuid": cgroupHint,
+		"load":            pluginHint,
+		"init":            pluginHint,
+		"user_init":       pluginHint,
+		"task_post_fork":  pluginHint,
+	}
 }
 
 const (
@@ -196,8 +199,8 @@ func startHint(k startFailure) string {
 	switch errno := unix.Errno(k.errno); {
 	case strings.Contains(k.why, "the directory") && strings.Contains(k.why, "does not exist"):
 		return "the directory is not on this node: is its file system mounted here?"
-	case k.stage == "exec" && execHints[errno] != "":
-		return execHints[errno]
+	case k.stage == "exec" && execHints()[errno] != "":
+		return execHints()[errno]
 	case k.stage == "stdio" && errno == unix.ENOENT:
 		return "the folder of --output, --error or --input must be on the node"
 	case k.stage == "stdio":
@@ -213,11 +216,13 @@ func startHint(k startFailure) string {
 }
 
 // execHints are what the errors of execve(2) usually mean.
-var execHints = map[unix.Errno]string{
-	unix.ENOENT:  "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir says where relative names begin",
-	unix.EACCES:  "it is no executable file, or its file system is mounted noexec, or a folder on the way may not be searched",
-	unix.ENOEXEC: "a script begins with #! and its interpreter; a program must be built for this machine",
-	unix.E2BIG:   "arguments and environment are too long; --export=NONE sends less",
+func execHints() map[unix.Errno]string {
+	return map[unix.Errno]string{
+		unix.ENOENT:  "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir says where relative names begin",
+		unix.EACCES:  "it is no executable file, or its file system is mounted noexec, or a folder on the way may not be searched",
+		unix.ENOEXEC: "a script begins with #! and its interpreter; a program must be built for this machine",
+		unix.E2BIG:   "arguments and environment are too long; --export=NONE sends less",
+	}
 }
 
 const openedAsUser = "--output, --error and --input are opened as the user, on the node: name a directory that is the user's to write"
@@ -358,8 +363,8 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 	switch {
 	case sig == unix.SIGKILL && len(e.rec.OOM) > 0:
 		return "the kernel has killed for want of memory, see above"
-	case signalHints[sig] != "":
-		return signalHints[sig]
+	case signalHints()[sig] != "":
+		return signalHints()[sig]
 	case st.CoreDumped():
 		return "the core file is where kernel.core_pattern says"
 	case sig == unix.SIGSEGV || sig == unix.SIGABRT || sig == unix.SIGFPE:
@@ -369,14 +374,16 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 }
 
 // signalHints are what the end by a signal usually means.
-var signalHints = map[unix.Signal]string{
-	unix.SIGKILL: "neither stepd nor the kernel's memory limits have sent it: another process has",
-	unix.SIGXCPU: "the limit of CPU time is reached: ulimit -t, propagated from the submitting shell",
-	unix.SIGXFSZ: "the limit of a file's size is reached: ulimit -f, propagated from the submitting shell",
-	unix.SIGBUS:  "a mapped file was cut, or a tmpfs such as /dev/shm is full",
-	unix.SIGILL:  "the program has an instruction that this CPU lacks: it was built for another one",
-	unix.SIGSYS:  "a seccomp filter has refused a system call",
-	unix.SIGPIPE: "it wrote to a pipe that has no reader any more",
+func signalHints() map[unix.Signal]string {
+	return map[unix.Signal]string{
+		unix.SIGKILL: "neither stepd nor the kernel's memory limits have sent it: another process has",
+		unix.SIGXCPU: "the limit of CPU time is reached: ulimit -t, propagated from the submitting shell",
+		unix.SIGXFSZ: "the limit of a file's size is reached: ulimit -f, propagated from the submitting shell",
+		unix.SIGBUS:  "a mapped file was cut, or a tmpfs such as /dev/shm is full",
+		unix.SIGILL:  "the program has an instruction that this CPU lacks: it was built for another one",
+		unix.SIGSYS:  "a seccomp filter has refused a system call",
+		unix.SIGPIPE: "it wrote to a pipe that has no reader any more",
+	}
 }
 
 // cancelled finds who has ended the step.

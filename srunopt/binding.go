@@ -52,28 +52,42 @@ const (
 	HintNoMultithread step.Hint = "nomultithread"
 )
 
-// cpuLists are the types that a client may ask for, and how the list of each is read.
-var cpuLists = map[step.CPUBindKind]listKind{
-	CPUBindNone: listNone, CPUBindRank: listNone, CPUBindMap: listNumbers, CPUBindMask: listMasks,
-	CPUBindRankLdom: listNone, CPUBindMapLdom: listNumbers, CPUBindMaskLdom: listMasks,
-	CPUBindSockets: listNone, CPUBindCores: listNone, CPUBindThreads: listNone, CPUBindLdoms: listNone, CPUBindBoards: listNone,
+// cpuList says how the list of a type is read, and whether a client may ask for the type.
+func cpuList(kind step.CPUBindKind) (of listKind, known bool) {
+	switch kind {
+	case CPUBindMap, CPUBindMapLdom:
+		return listNumbers, true
+	case CPUBindMask, CPUBindMaskLdom:
+		return listMasks, true
+	case CPUBindNone, CPUBindRank, CPUBindRankLdom, CPUBindSockets, CPUBindCores, CPUBindThreads, CPUBindLdoms, CPUBindBoards:
+		return listNone, true
+	}
+	return listNone, false
 }
 
-// memLists are that for memory.
-var memLists = map[step.MemBindKind]listKind{
-	MemBindNone: listNone, MemBindRank: listNone, MemBindLocal: listNone, MemBindMap: listNumbers, MemBindMask: listMasks,
+// memList is that for memory.
+func memList(kind step.MemBindKind) (of listKind, known bool) {
+	switch kind {
+	case MemBindMap:
+		return listNumbers, true
+	case MemBindMask:
+		return listMasks, true
+	case MemBindNone, MemBindRank, MemBindLocal:
+		return listNone, true
+	}
+	return listNone, false
 }
 
 // ParseCPUBind reads the text of --cpu-bind: words and one type, the last of
 // several, parted by commas. The help word is not one of them.
 func ParseCPUBind(text string) (b step.CPUBind, err error) {
-	b.Verbosity, b.Kind, b.List, err = parseBind("--cpu-bind", text, cpuLists, func(string) bool { return false })
+	b.Verbosity, b.Kind, b.List, err = parseBind("--cpu-bind", text, cpuList, func(string) bool { return false })
 	return b, err
 }
 
 // ParseMemBind reads the text of --mem-bind, as ParseCPUBind.
 func ParseMemBind(text string) (b step.MemBind, err error) {
-	b.Verbosity, b.Kind, b.List, err = parseBind("--mem-bind", text, memLists, func(word string) bool {
+	b.Verbosity, b.Kind, b.List, err = parseBind("--mem-bind", text, memList, func(word string) bool {
 		switch word {
 		case "p", "prefer":
 			b.Prefer = true
@@ -95,9 +109,9 @@ func ParseMemBind(text string) (b step.MemBind, err error) {
 	return b, nil
 }
 
-// parseBind reads the text of an option. lists are its types; flag takes a word that is none,
+// parseBind reads the text of an option. lists knows its types; flag takes a word that is none,
 // and stands without a list. With an error all else is zero.
-func parseBind[K ~string](option, text string, lists map[K]listKind, flag func(string) bool) (v step.Verbosity, kind K, list string, err error) {
+func parseBind[K ~string](option, text string, lists func(K) (listKind, bool), flag func(string) bool) (v step.Verbosity, kind K, list string, err error) {
 	words, err := bindWords(option, text)
 	for _, w := range words {
 		if said, ok := verbosity(w.name); ok {
@@ -108,7 +122,7 @@ func parseBind[K ~string](option, text string, lists map[K]listKind, flag func(s
 		if told == "no" {
 			told = "none"
 		}
-		of, known := lists[told]
+		of, known := lists(told)
 		switch {
 		case !known && flag(w.name):
 			if w.listed {
@@ -135,12 +149,14 @@ func checkPrefer(b step.MemBind) error {
 
 // CPUItems are the entries of the list of a --cpu-bind.
 func CPUItems(b step.CPUBind) ([]BindItem, error) {
-	return bindList(b.List, cpuLists[b.Kind] == listMasks)
+	of, _ := cpuList(b.Kind)
+	return bindList(b.List, of == listMasks)
 }
 
 // MemItems are the entries of the list of a --mem-bind.
 func MemItems(b step.MemBind) ([]BindItem, error) {
-	return bindList(b.List, memLists[b.Kind] == listMasks)
+	of, _ := memList(b.Kind)
+	return bindList(b.List, of == listMasks)
 }
 
 // ParseHint reads the text of --hint.

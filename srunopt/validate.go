@@ -403,14 +403,14 @@ func checkBinding(r *step.Request) error {
 			return bad(v.field, "unknown verbosity %.40q", string(v.v))
 		}
 	}
-	cpus, known := cpuLists[b.CPU.Kind]
+	cpus, known := cpuList(b.CPU.Kind)
 	if b.CPU.Kind != CPUBindAuto && !known {
 		return bad("binding.cpu", "unknown type %.40q", string(b.CPU.Kind))
 	}
 	if err := checkList("", bindWord{string(b.CPU.Kind), b.CPU.List, b.CPU.List != ""}, cpus); err != nil {
 		return bad("binding.cpu", "%v", err)
 	}
-	nodes, known := memLists[b.Mem.Kind]
+	nodes, known := memList(b.Mem.Kind)
 	if b.Mem.Kind != MemBindUnset && !known {
 		return bad("binding.mem", "unknown type %.40q", string(b.Mem.Kind))
 	}

@@ -266,14 +266,8 @@ func (m *topModel) taskRow(s *topStep, i, columns int) string {
 	if t.Status != nil {
 		state = t.Status.Describe()
 	}
-	return m.columns("  "+strconv.Itoa(t.Rank), name, "", "", cmp.Or(shortTask[t.State], "CF"), report.Seconds(used.CPUSeconds), percent(r.CPUPercent), report.Size(used.RSSBytes),
+	return m.columns("  "+strconv.Itoa(t.Rank), name, "", "", shortTask(t.State), report.Seconds(used.CPUSeconds), percent(r.CPUPercent), report.Size(used.RSSBytes),
 		rate(r.ReadRate), rate(r.WriteRate), strings.ToLower(state), columns)
-}
-
-// short are the states in squeue's letters; every other one is "F".
-var short = map[step.State]string{
-	step.Pending: "PD", step.Starting: "CF", step.Running: "R", step.Completing: "CG", step.Completed: "CD",
-	step.Cancelled: "CA", step.Timeout: "TO", step.OutOfMemory: "OOM", step.NodeFail: "NF",
 }
 
 // shortState is the state in squeue's letters, and "S" for a suspended one.
@@ -281,11 +275,15 @@ func shortState(rec *step.Record) string {
 	if rec.Suspended != nil && !rec.State.Final() {
 		return "S"
 	}
-	return cmp.Or(short[rec.State], "F")
+	return cmp.Or(map[step.State]string{
+		step.Pending: "PD", step.Starting: "CF", step.Running: "R", step.Completing: "CG", step.Completed: "CD",
+		step.Cancelled: "CA", step.Timeout: "TO", step.OutOfMemory: "OOM", step.NodeFail: "NF",
+	}[rec.State], "F")
 }
 
-// shortTask are the states of tasks; every other one is "CF".
-var shortTask = map[step.TaskState]string{step.TaskRunning: "R", step.TaskExited: "X", step.TaskFailed: "F"}
+func shortTask(s step.TaskState) string {
+	return cmp.Or(map[step.TaskState]string{step.TaskRunning: "R", step.TaskExited: "X", step.TaskFailed: "F"}[s], "CF")
+}
 
 func percent(v *float64) string {
 	switch {
