@@ -79,15 +79,14 @@ func (ownFiles) read(path string, take func(b []byte)) error {
 // ReaderName is this program's name as a child that reads files as another user.
 const ReaderName = "stepctl: reads output"
 
-// A question is a path, an answer pieces: a length and as many bytes, with a kind
-// before an answer's.
+// A question is a path that ends with a NUL, an answer pieces: a kind, a length and as many
+// bytes.
 const (
 	answerData  = 'd'
 	answerEnd   = 'e'
 	answerError = 'x'
 
-	questionMax = 8 << 10 // longer than any path
-	answerMax   = 64 << 10
+	answerMax = 64 << 10
 )
 
 // userFiles reads in a child that is the user. The bytes are read there, too, and not
@@ -133,7 +132,7 @@ func (u *userFiles) close() {
 }
 
 func (u *userFiles) read(path string, take func(b []byte)) error {
-	if _, err := u.to.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(path))), path...)); err != nil {
+	if _, err := io.WriteString(u.to, path+"\x00"); err != nil {
 		return fmt.Errorf("ask for %q: %w", path, err)
 	}
 	for {
@@ -167,16 +166,12 @@ func ServeReader(in io.Reader, out io.Writer) {
 		_, err := out.Write(append(binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(b))), b...))
 		gone = gone || err != nil // a broken standard output ends a Go program even before
 	}
-	for !gone {
-		var n uint32
-		if err := binary.Read(in, binary.BigEndian, &n); err != nil || n > questionMax {
+	for questions := bufio.NewReader(in); !gone; {
+		path, err := questions.ReadString(0)
+		if err != nil {
 			return
 		}
-		path := make([]byte, n)
-		if _, err := io.ReadFull(in, path); err != nil {
-			return
-		}
-		if err := (ownFiles{}).read(string(path), func(b []byte) { put(answerData, b) }); err != nil {
+		if err := (ownFiles{}).read(strings.TrimSuffix(path, "\x00"), func(b []byte) { put(answerData, b) }); err != nil {
 			put(answerError, []byte(err.Error()))
 		} else {
 			put(answerEnd, nil)

@@ -160,35 +160,34 @@ func (e *explainer) badEnds() (n int) {
 	return n
 }
 
-// group collects ranks that share something, in the order of the first rank.
-type group struct {
+// group collects ranks that share a key.
+type group[K comparable] struct {
+	key   K
 	ranks []int
 	first *step.Task
 }
 
-func groupTasks[K comparable](tasks []step.Task, key func(*step.Task) (K, bool)) (keys []K, groups map[K]*group) {
-	groups = make(map[K]*group)
+// groupTasks are the groups of the tasks that have a key, in the order of the first rank.
+func groupTasks[K comparable](tasks []step.Task, key func(*step.Task) (K, bool)) (groups []*group[K]) {
+	of := make(map[K]*group[K])
 	for i := range tasks {
-		t := &tasks[i]
-		k, ok := key(t)
+		k, ok := key(&tasks[i])
 		if !ok {
 			continue
 		}
-		g := groups[k]
-		if g == nil {
-			g = &group{first: t}
-			groups[k] = g
-			keys = append(keys, k)
+		if of[k] == nil {
+			of[k] = &group[K]{key: k, first: &tasks[i]}
+			groups = append(groups, of[k])
 		}
-		g.ranks = append(g.ranks, t.Rank)
+		of[k].ranks = append(of[k].ranks, tasks[i].Rank)
 	}
-	return keys, groups
+	return groups
 }
 
 // who names the ranks.
-func (g *group) who() string { return ranksText(g.ranks) }
+func (g *group[K]) who() string { return ranksText(g.ranks) }
 
-func (g *group) list() string { return step.FormatCPUList(g.ranks) }
+func (g *group[K]) list() string { return step.FormatCPUList(g.ranks) }
 
 // ranksText is "rank 3" or "ranks 0-2,7"; a long list is cut.
 func ranksText(ranks []int) string {

@@ -155,12 +155,12 @@ type startFailure struct {
 
 // unstarted finds tasks that were never exec'd.
 func (e *explainer) unstarted() {
-	keys, groups := groupTasks(e.rec.Tasks, func(t *step.Task) (startFailure, bool) {
+	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (startFailure, bool) {
 		// Who waited at the gate has done nothing wrong.
 		return startFailure{t.Stage, t.Errno, t.Object, t.Why}, t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != ""
 	})
-	for _, k := range keys {
-		g := groups[k]
+	for _, g := range groups {
+		k := g.key
 		text := fmt.Sprintf("%s never ran the command: the stage %s failed", g.who(), k.stage)
 		switch {
 		case k.stage == "exec" && len(e.rec.Command) > 0:
@@ -303,7 +303,7 @@ func (e *explainer) ends() {
 		lost   bool
 	}
 	final := e.rec.State.Final()
-	keys, groups := groupTasks(e.rec.Tasks, func(t *step.Task) (end, bool) {
+	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (end, bool) {
 		switch {
 		case t.State == step.TaskFailed:
 			return end{}, false // see unstarted
@@ -312,8 +312,8 @@ func (e *explainer) ends() {
 		}
 		return end{lost: true}, final && t.State == step.TaskExited
 	})
-	for _, k := range keys {
-		g := groups[k]
+	for _, g := range groups {
+		k := g.key
 		f := Finding{Kind: KindExit, Ranks: g.list()}
 		if k.lost {
 			f.Text = g.who() + " ended, and it is not known how: the process that waited for them died first"
@@ -456,7 +456,7 @@ func (e *explainer) doing() {
 		e.add(f)
 	}
 	type state struct{ state, hook, plugin, stage string }
-	keys, groups := groupTasks(e.rec.Tasks, func(t *step.Task) (state, bool) {
+	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (state, bool) {
 		d := t.Doing
 		if d == nil || t.Status != nil {
 			return state{}, false
@@ -468,8 +468,8 @@ func (e *explainer) doing() {
 		}
 		return k, held || d.Hook != "" || d.Stage != "" && e.rec.State == step.Running
 	})
-	for _, k := range keys {
-		g := groups[k]
+	for _, g := range groups {
+		k := g.key
 		f := Finding{Kind: KindProcess, Ranks: g.list()}
 		if len(g.ranks) == 1 {
 			f.Text = g.who() + " is " + g.first.Doing.String()

@@ -158,12 +158,12 @@ func printReport(w io.Writer, file string, r *lint.Report) error {
 }
 
 func printFindings(w io.Writer, r *lint.Report) error {
+	var b strings.Builder
 	for _, f := range r.Findings {
-		if _, err := fmt.Fprintln(w, printable.Line(f.String(), 4000)); err != nil {
-			return err
-		}
+		fmt.Fprintln(&b, printable.Line(f.String(), 4000))
 	}
-	return nil
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // printPlugins prints each plugin with what is wrong with it, then what is wrong

@@ -60,14 +60,6 @@ func NewScreen(in, out *os.File, keys *DetachKeys, readOnly bool) *Screen {
 	}
 }
 
-func termiosOf(f *os.File) (tio *unix.Termios, err error) {
-	err = linux.OnFD(f, func(fd int) error {
-		tio, err = unix.IoctlGetTermios(fd, unix.TCGETS)
-		return err
-	})
-	return tio, err
-}
-
 // TerminalOf asks for a terminal like the client's.
 func TerminalOf(in, out *os.File) *step.Terminal {
 	t := &step.Terminal{}
@@ -82,12 +74,7 @@ func TerminalOf(in, out *os.File) *step.Terminal {
 // windowSize is the size of the window that shows the output; 0 is not known.
 func windowSize(in, out *os.File) (rows, cols uint16) {
 	for _, f := range []*os.File{out, in} {
-		var size *unix.Winsize
-		err := linux.OnFD(f, func(fd int) (err error) {
-			size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
-			return err
-		})
-		if err == nil {
+		if size, err := winsizeOf(f); err == nil {
 			return size.Row, size.Col
 		}
 	}

@@ -20,30 +20,37 @@ import (
 
 // IsTerminal reports whether a file is a terminal.
 func IsTerminal(f *os.File) bool {
-	return linux.OnFD(f, func(fd int) error {
-		_, err := unix.IoctlGetTermios(fd, unix.TCGETS)
-		return err
-	}) == nil
+	_, err := termiosOf(f)
+	return err == nil
 }
 
 // ScreenSize is the size of the terminal that f is; else the width is
 // $COLUMNS. 0 is not known.
 func ScreenSize(f *os.File) (columns, rows int) {
-	err := linux.OnFD(f, func(fd int) error {
-		ws, err := unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
-		if err == nil {
-			columns, rows = int(ws.Col), int(ws.Row)
-		}
-		return err
-	})
-	if err == nil {
-		return columns, rows
+	if size, err := winsizeOf(f); err == nil {
+		return int(size.Col), int(size.Row)
 	}
 	n, err := strconv.Atoi(os.Getenv("COLUMNS"))
 	if err != nil || n < 0 {
 		return 0, 0
 	}
 	return min(n, 1000), 0
+}
+
+func termiosOf(f *os.File) (tio *unix.Termios, err error) {
+	err = linux.OnFD(f, func(fd int) error {
+		tio, err = unix.IoctlGetTermios(fd, unix.TCGETS)
+		return err
+	})
+	return tio, err
+}
+
+func winsizeOf(f *os.File) (size *unix.Winsize, err error) {
+	err = linux.OnFD(f, func(fd int) error {
+		size, err = unix.IoctlGetWinsize(fd, unix.TIOCGWINSZ)
+		return err
+	})
+	return size, err
 }
 
 // Colours reports whether what is written to f may be coloured: only a terminal, and
