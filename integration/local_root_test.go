@@ -139,7 +139,7 @@ func TestRootOptionCallbackCodes(t *testing.T) {
 	marks := n.markFile(t)
 	so := buildClient(t, n)
 	for _, required := range []string{"required", "optional"} {
-		n.stack(t, fmt.Sprintf("%s %s mark=%s", required, so, marks))
+		n.stack(t, fmt.Sprintf("%s %s getopt=1 mark=%s", required, so, marks))
 		for _, code := range []string{"-1", "1", "3000", "-2147483648"} {
 			for _, verb := range [][]string{{"run", "true"}, {"alloc", "true"}, {"batch", "--wrap=true"}} {
 				value := "LOCAL=" + code

@@ -201,6 +201,14 @@ func (n *node) killedClient(t *testing.T, null *os.File) {
 		}
 	}
 	id := n.running(t).id()
+	eventually(t, callTimeout, "both tasks", func() error { // before, its client's end is the step's
+		for _, task := range n.show(t, id).Tasks {
+			if task.State != "RUNNING" {
+				return fmt.Errorf("rank %d is %s", task.Rank, task.State)
+			}
+		}
+		return nil
+	})
 	must(t, p.cmd.Process.Kill())
 	p.wait(t)
 	eventually(t, callTimeout, "the end of the step", func() error {

@@ -6,6 +6,7 @@
  *   side=local|remote         offer the option --one on this side only
  *   alike=1                   offer --a-like and --a_like
  *   odd=1                     offer what cannot be one
+ *   getopt=1                  append what user_init finds of --both
  *   mark=FILE                 append "CTX HOOK uid" in every hook
  */
 #define _GNU_SOURCE
@@ -180,7 +181,8 @@ int slurm_spank_user_init(spank_t sp, int ac, char *av[])
 	spank_err_t got = spank_option_getopt(sp, &both, &value);
 
 	mark_path = argument(ac, av, "mark");
-	note("%d getopt both: %d %.20s", spank_context(), got, value ? value : "NULL");
+	if (argument(ac, av, "getopt") != NULL)
+		note("%d getopt both: %d %.20s", spank_context(), got, value ? value : "NULL");
 	return visit("user_init", ac, av);
 }
 
