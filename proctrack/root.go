@@ -134,17 +134,18 @@ func (r *Root) V1Dir(controller string) string { return r.v1[controller] }
 // V1JobDir and V1StepDir are the paths of the cgroups of a job and of a step
 // there, whether they exist or not.
 func (r *Root) V1JobDir(controller string, job uint32) string {
-	if r.v1[controller] == "" {
-		return ""
-	}
-	return filepath.Join(r.v1[controller], jobName(job))
+	return r.v1Dir(controller, jobName(job))
 }
 
 func (r *Root) V1StepDir(controller string, id step.ID) string {
+	return r.v1Dir(controller, jobName(id.Job), stepName(id.Step))
+}
+
+func (r *Root) v1Dir(controller string, names ...string) string {
 	if r.v1[controller] == "" {
 		return ""
 	}
-	return filepath.Join(r.v1[controller], jobName(id.Job), stepName(id.Step))
+	return filepath.Join(append([]string{r.v1[controller]}, names...)...)
 }
 
 // StepDir is the path of the cgroup of the step's daemons, whether it exists or

@@ -5,7 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"stepd/internal/wire"
 	"stepd/step"
@@ -242,30 +243,24 @@ func (p *Plugin) table(ctx context.Context) ([]procInfo, error) {
 	if p.job.Peers == nil {
 		return all, nil
 	}
-	var (
-		mu     sync.Mutex
-		failed error
-		asking sync.WaitGroup
-	)
-	slots := make(chan struct{}, tableFanOut)
+	parts := make([][]procInfo, len(p.world.ranks))
+	var asking errgroup.Group
+	asking.SetLimit(tableFanOut)
 	for node, ranks := range p.world.ranks {
 		if node == p.here || len(ranks) == 0 {
 			continue
 		}
-		slots <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-slots }()
-			rows, err := p.tableOf(ctx, node)
-			mu.Lock()
-			defer mu.Unlock()
-			if all = append(all, rows...); err != nil && failed == nil {
-				failed = fmt.Errorf("cannot ask node %q for its processes: %w", p.world.hosts[node], err)
+		asking.Go(func() (err error) {
+			if parts[node], err = p.tableOf(ctx, node); err != nil {
+				return fmt.Errorf("cannot ask node %q for its processes: %w", p.world.hosts[node], err)
 			}
+			return nil
 		})
 	}
-	asking.Wait()
+	err := asking.Wait()
+	all = append(all, slices.Concat(parts...)...)
 	slices.SortFunc(all, func(a, b procInfo) int { return int(a.proc.rank) - int(b.proc.rank) })
-	return all, failed
+	return all, err
 }
 
 func (p *Plugin) tableOf(ctx context.Context, node int) ([]procInfo, error) {
