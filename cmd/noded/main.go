@@ -184,19 +184,14 @@ func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, st
 		return err
 	}
 	// As soon as there is something to ask: it reports that noded is starting.
-	err = page.Serve(n, log)
-	defer page.Close()
 	again := listener != nil
-	if err != nil && again {
-		err = goesOn(n, log, "the page of metrics", err)
-	}
+	err = goesOn(again, n, log, "the page of metrics", page.Serve(n, log))
+	defer page.Close()
 	var spank *site.Slurmd
 	if err == nil {
 		// When the spool is known to be ours alone: plugins do things to the node.
 		spank, err = site.StartSlurmd(conf, log, n)
-		if err != nil && again {
-			err = goesOn(n, log, "plugins in slurmd context", err)
-		}
+		err = goesOn(again, n, log, "plugins in slurmd context", err)
 	}
 	if err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeGrace)
@@ -208,9 +203,13 @@ func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, st
 	return s.serve()
 }
 
-// goesOn says that a noded that has begun anew is without what, for cause: it has served
-// without until now, or otherwise, and its end would be worse. It returns nil.
-func goesOn(n *node.Node, log *logrus.Logger, what string, cause error) error {
+// goesOn reports that a noded that has begun anew, again, is without what, for cause: it has
+// served without until now, or otherwise, and its end would be worse. It returns nil then, else
+// the cause.
+func goesOn(again bool, n *node.Node, log *logrus.Logger, what string, cause error) error {
+	if cause == nil || !again {
+		return cause
+	}
 	log.Errorf("%v; noded goes on without", cause)
 	n.AddFallback(node.Fallback{What: what, Why: cause.Error()})
 	return nil
