@@ -9,7 +9,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"

@@ -13,7 +13,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/state"
 	"stepd/step"
 )

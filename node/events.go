@@ -13,7 +13,7 @@ import (
 	"stepd/api"
 	"stepd/eventlog"
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/step"
 )
 

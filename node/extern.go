@@ -15,7 +15,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/state"
 	"stepd/step"
 )

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/selection"
 	"stepd/node/spool"
 	"stepd/node/state"

@@ -19,7 +19,7 @@ import (
 
 	"stepd/api"
 	"stepd/node/fakestepd"
-	"stepd/node/lookup"
+	"stepd/internal/lookup"
 	"stepd/node/store"
 	"stepd/step"
 	"stepd/step/launch"

@@ -16,7 +16,7 @@ import (
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/eventlog"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/scripts"
 	"stepd/srunopt"
 	"stepd/step"

@@ -18,7 +18,7 @@ import (
 
 	"stepd/api"
 	"stepd/eventlog"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/step"
 )
 

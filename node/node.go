@@ -25,7 +25,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/exchange"
 	"stepd/node/health"
 	"stepd/node/scripts"

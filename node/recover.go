@@ -14,7 +14,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/scripts"
 	"stepd/node/spool"
 	"stepd/node/state"

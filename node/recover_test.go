@@ -16,7 +16,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/scripts"
 	"stepd/node/spool"
 	"stepd/node/state"

@@ -13,7 +13,7 @@ import (
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/internal/linux"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"

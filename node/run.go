@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"stepd/api"
-	"stepd/node/lookup"
+	"stepd/internal/lookup"
 	"stepd/node/selection"
 	"stepd/srunopt"
 	"stepd/step"

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/scripts"
 	"stepd/step"
 	"stepd/step/launch"

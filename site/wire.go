@@ -14,7 +14,7 @@ import (
 	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
-	"stepd/node/lookup"
+	"stepd/internal/lookup"
 	"stepd/node/place"
 	"stepd/node/scripts"
 	"stepd/node/selection"

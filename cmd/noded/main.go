@@ -22,7 +22,7 @@ import (
 	"stepd/internal/build"
 	"stepd/internal/manual"
 	"stepd/node"
-	"stepd/node/pid1"
+	"stepd/internal/pid1"
 	"stepd/node/serve"
 	"stepd/site"
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/node/state"
 	"stepd/step"
 	"stepd/step/launch"

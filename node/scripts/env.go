@@ -7,7 +7,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/step"
 )
 

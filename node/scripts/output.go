@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"stepd/node/child"
+	"stepd/internal/child"
 )
 
 // output takes what a program writes: the last of it is kept for messages. A

@@ -26,7 +26,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/internal/printable"
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/step"
 )
 

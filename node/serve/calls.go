@@ -98,10 +98,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // many connections, else "".
 func (s *Server) ServePeer(w http.ResponseWriter, r *http.Request, p api.Peer, refusal string) {
 	c := newCall(s, w, r, p)
-	if r.Method == "PRI" { // the preface of HTTP/2 (RFC 9113, 3.4)
-		s.refuseHTTP2(c)
-		return
-	}
 	name, serve, err := s.verbOf(r)
 	if err == nil && refusal != "" {
 		err = api.NewError(api.ResourceExhausted, refusal)

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -484,71 +483,6 @@ func TestPanic(t *testing.T) {
 		t.Errorf("log: %s", log.String())
 	}
 	tn.underWay(1000, func(n int) bool { return n == 0 })
-}
-
-// oldClient is what a client of the last release sent for its first call, ClientConfig:
-// the preface, settings, the headers of stream 1 (HPACK, with Huffman codes) and an empty
-// message.
-const oldClient = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
-	"\x00\x00\x00\x04\x00\x00\x00\x00\x00" +
-	"\x00\x00\x05\x01\x04\x00\x00\x00\x01\x83\x86\x45\x01\x2f" +
-	"\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"
-
-// TestOldClient: a client that speaks gRPC is told in gRPC that noded is of another release.
-func TestOldClient(t *testing.T) {
-	tn := start(t, func(c *Config) { c.Version = "1.7" })
-	c := dial(t, serveAs(t, tn, always(1000), nil))
-	if _, err := io.WriteString(c, oldClient); err != nil {
-		t.Fatal(err)
-	}
-	var kinds []byte
-	var block []byte
-	for len(block) == 0 {
-		head := make([]byte, frameHeadBytes)
-		if _, err := io.ReadFull(c, head); err != nil {
-			t.Fatalf("after %v: %v", kinds, err)
-		}
-		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
-		if _, err := io.ReadFull(c, payload); err != nil {
-			t.Fatal(err)
-		}
-		kinds = append(kinds, head[3])
-		if head[3] == frameHeaders {
-			if head[4] != flagsEnd || binary.BigEndian.Uint32(head[5:]) != 1 {
-				t.Errorf("flags %#x of stream %d", head[4], binary.BigEndian.Uint32(head[5:]))
-			}
-			block = payload
-		}
-	}
-	if !slices.Equal(kinds, []byte{frameSettings, frameSettings, frameHeaders}) {
-		t.Errorf("frames of types %v", kinds)
-	}
-	for _, want := range []string{"\x88", "\x10\x0bgrpc-status\x019", "noded is 1.7 and speaks version 1 of its API", "update stepctl"} {
-		if !bytes.Contains(block, []byte(want)) {
-			t.Errorf("%q is missing in %q", want, block)
-		}
-	}
-}
-
-func TestHpackString(t *testing.T) {
-	for n, want := range map[int]string{0: "\x00", 126: "\x7e", 127: "\x7f\x00", 254: "\x7f\x7f", 255: "\x7f\x80\x01", 1337 + 127: "\x7f\xb9\x0a"} {
-		if got := string(hpackString(nil, strings.Repeat("x", n))[:len(want)]); got != want {
-			t.Errorf("the length %d is %q, want %q", n, got, want)
-		}
-	}
-}
-
-// FuzzOldClient: no bytes of a client keep noded, or make it write without end.
-func FuzzOldClient(f *testing.F) {
-	_, behind, _ := strings.Cut(oldClient, "\r\n\r\n")
-	f.Add([]byte(behind))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var out bytes.Buffer
-		_ = answerGRPC(bytes.NewReader(b), &out, "why") // ends with the bytes at the latest
-		if out.Len() > 200*oldFrames {
-			t.Errorf("%d bytes are answered", out.Len())
-		}
-	})
 }
 
 // TestVerbsAreDocumented: docs/api.md has each verb, and no other.

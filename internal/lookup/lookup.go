@@ -18,7 +18,7 @@ import (
 	"time"
 	"unicode"
 
-	"stepd/node/child"
+	"stepd/internal/child"
 	"stepd/srunopt"
 	"stepd/step"
 )
