@@ -225,7 +225,7 @@ type partitionLine struct {
 
 func (p *partitionLine) keys() keySet {
 	return keySet{
-		"partitionname": nothing, "nodes": parsed(&p.nodes, hostList), "default": boolean(&p.isDefault), "cpubind": parsed(&p.cpuBind, cpuBind),
+		"partitionname": nothing, "nodes": hostList(&p.nodes), "default": boolean(&p.isDefault), "cpubind": parsed(&p.cpuBind, cpuBind),
 		"defmempercpu": optional(&p.defPerCPU, memory), "defmempernode": optional(&p.defPerNode, memory),
 		"maxmempercpu": optional(&p.maxPerCPU, memory), "maxmempernode": optional(&p.maxPerNode, memory),
 	}

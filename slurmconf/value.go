@@ -67,12 +67,15 @@ func optional[T any](field **T, set func(*T) setter) setter {
 }
 
 // hostList takes "n[01-16],login", or "ALL", as it is written.
-func hostList(v string) (string, *flaw) {
-	if _, err := ExpandHosts(v); err != nil {
-		// The names may be of other nodes alone, whose matter it is.
-		return v, &flaw{SeverityWarning, err.Error(), "write a list such as n[1-3,5],m"}
+func hostList(field *string) setter {
+	return func(v string) *flaw {
+		if _, err := ExpandHosts(v); err != nil {
+			// The names may be of other nodes alone, whose matter it is.
+			return &flaw{SeverityWarning, err.Error(), "write a list such as n[1-3,5],m"}
+		}
+		*field = v
+		return nil
 	}
-	return v, nil
 }
 
 func count[T int | int64 | uint64](field *T, low, high uint64) setter {
