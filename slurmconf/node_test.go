@@ -64,6 +64,7 @@ func TestNodes(t *testing.T) {
 			},
 		},
 		{"default partition", "NodeName=vm\nPartitionName=a Nodes=vm\nPartitionName=b Nodes=v[a-b]\nPartitionName=c Nodes=vm,x Default=yes\n", Node{Name: "vm"}, "c", []string{`warning: slurm.conf:3: Nodes="v[a-b]": cannot expand host list "v[a-b]": "a-b" is no range of numbers; write a list such as n[1-3,5],m`}},
+		{"default beside a bad list", "NodeName=vm\nPartitionName=DEFAULT Nodes=ALL\nPartitionName=b Nodes=v[a-b]\n", Node{Name: "vm"}, "b", []string{`warning: slurm.conf:3: Nodes="v[a-b]": cannot expand host list "v[a-b]": "a-b" is no range of numbers; write a list such as n[1-3,5],m`}},
 		{"default elsewhere", "NodeName=vm,x\nPartitionName=DEFAULT Nodes=ALL\nPartitionName=c Nodes=x Default=yes\nPartitionName=d\nPartitionName=e\n", Node{Name: "vm"}, "d", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
