@@ -226,6 +226,10 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 		}
 		return failed(told, err)
 	}
+	// The job first: no step is added to it then that stands still.
+	if err := n.setSuspended(j, nil); err != nil {
+		return api.NewError(api.Internal, err.Error())
+	}
 	_, err := n.eachStep(ref, func(f *follower) error {
 		err := resume(f)
 		if rec := f.record(); err != nil && (rec.Suspended == nil || isEnding(f, rec)) {
@@ -233,9 +237,6 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 		}
 		return err
 	})
-	if err := n.setSuspended(j, nil); err != nil {
-		return api.NewError(api.Internal, err.Error())
-	}
 	if err != nil && !errors.Is(err, errNoStep) {
 		return api.Errorf(api.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
 	}
@@ -311,23 +312,22 @@ func (n steps) setSuspended(j *job, rec *state.Suspension) error {
 	return nil
 }
 
-// suspend asks the step's stepd. A step that has none yet is suspended as soon
-// as it has.
+// suspend asks the step's stepd. A step whose stepd is not followed yet is suspended as soon
+// as it is.
 func (f *follower) suspend(ctx context.Context, by uint32) error {
 	f.mu.Lock()
-	if !f.phase.hasStepd() {
+	if !f.hearsLocked() {
+		defer f.mu.Unlock()
 		f.suspendBy = &by
-		f.mu.Unlock()
 		return nil
 	}
 	f.mu.Unlock()
-	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by})
-	return err
+	return f.stand(ctx, &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by})
 }
 
 func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 	f.mu.Lock()
-	if !f.phase.hasStepd() {
+	if !f.hearsLocked() {
 		defer f.mu.Unlock()
 		was := f.suspendBy
 		switch {
@@ -340,12 +340,22 @@ func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 		return nil
 	}
 	f.mu.Unlock()
-	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
+	return f.stand(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
+}
+
+// hearsLocked reports whether stepd is told of a suspension, which is kept for it before.
+func (f *follower) hearsLocked() bool { return f.phase == stepFollowed || f.phase == stepSettled }
+
+// stand tells stepd that the step is to stand still or to go on, in the order of asking.
+func (f *follower) stand(ctx context.Context, m *stepapi.Msg) error {
+	f.standing.Lock()
+	defer f.standing.Unlock()
+	_, err := f.ask(ctx, m)
 	return err
 }
 
-// suspendLate suspends a step whose stepd has just started, unless that was
-// undone meanwhile.
+// suspendLate suspends a step whose stepd has just started. The caller holds standing: what
+// undoes it comes after it.
 func (f *follower) suspendLate(by uint32) {
 	if _, err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by}); err != nil {
 		select {

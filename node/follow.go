@@ -40,9 +40,9 @@ type follower struct {
 	mu    sync.Mutex
 	rec   step.Record // guarded by mu; only the owner changes it
 	phase stepPhase   // guarded by mu
-	// What was asked for before the step had a stepd, guarded by mu: cancelled is why it was
-	// cancelled, "" if not; suspendBy is the user who has suspended it, nil if none; orphaned
-	// is that the process that has launched it has ended.
+	// What was asked for before stepd could be told, guarded by mu: cancelled is why the step was
+	// cancelled, "" if not; suspendBy is the user who has suspended it, or its job, nil if none;
+	// orphaned is that the process that has launched it has ended.
 	cancelled string
 	suspendBy *uint32
 	orphaned  bool
@@ -54,6 +54,8 @@ type follower struct {
 	parent  *step.ID        // the step that has spawned it, nil without one
 	replay  int64           // what it may keep of its output, of its user's
 	asks    atomic.Int32    // what stepd has asked and not been answered yet
+	// standing orders what stepd is told of standing still and of going on.
+	standing sync.Mutex
 
 	// met is closed when a stepd that was found again has said how the step is, or
 	// will not.
@@ -147,13 +149,11 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	if c != nil {
 		f.link = &link{conn: c, log: f.log}
 	}
+	f.standing.Lock() // stepd is told first what was asked for until now
 	f.mu.Lock()
 	f.moveLocked(stepFollowed)
 	suspendBy, orphaned := f.suspendBy, f.orphaned
 	f.mu.Unlock()
-	if job := f.n.reg.suspended(f.job); job != nil && suspendBy == nil && f.launched {
-		suspendBy = &job.By // it was numbered while its job was suspended
-	}
 	f.update(func(rec *step.Record) {
 		f.known = rec.StepdPID == p.PID && rec.StepdStart == p.Start && rec.BootID == f.n.boot
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.PID, p.Start, f.n.boot
@@ -165,9 +165,14 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	if orphaned {
 		f.n.work.Go(func() { f.link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
 	}
-	if suspendBy != nil {
-		f.n.work.Go(func() { f.suspendLate(*suspendBy) })
+	if suspendBy == nil {
+		f.standing.Unlock()
+		return
 	}
+	f.n.work.Go(func() {
+		defer f.standing.Unlock()
+		f.suspendLate(*suspendBy)
+	})
 }
 
 // hasStepd reports whether there is, or was, a stepd to ask.

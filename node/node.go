@@ -123,7 +123,11 @@ func (n *Node) newScripts() *scripts.Runner {
 }
 
 // Config returns the configuration with its defaults, which the caller does not change.
-func (n *Node) Config() Config { return n.cfg }
+func (n *Node) Config() Config {
+	n.fallbacks.Lock()
+	defer n.fallbacks.Unlock()
+	return n.cfg
+}
 
 // CountConnections makes the figures have the clients' connections, which the server counts.
 func (n *Node) CountConnections(count func() int) { n.connections.Store(&count) }

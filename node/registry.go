@@ -118,10 +118,14 @@ func (r *registry) moveLocked(j *job, to jobPhase) bool {
 }
 
 // add makes a step known by its number. It returns false where the end of the step's job
-// has begun since the step was admitted.
+// has begun since the step was admitted. A new step of a job that was suspended since stands
+// still with it: until now no request could name the step.
 func (r *registry) add(f *follower) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if job := f.job.Suspended; job != nil && f.is(stepReserved) {
+		f.suspendBy = &job.By
+	}
 	r.steps[f.id] = f
 	return !f.job.ends()
 }

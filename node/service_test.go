@@ -266,3 +266,18 @@ func TestClientGone(t *testing.T) {
 	}
 	tn.eventually("the connection's end", func() bool { return server.Connections() == 0 })
 }
+
+// TestConfigBesideFallbacks: the program reads the configuration when plugins in slurmd context,
+// which it has started before, may end at any moment and add a fallback.
+func TestConfigBesideFallbacks(t *testing.T) {
+	tn := fresh(t)
+	added := make(chan struct{})
+	go func() {
+		defer close(added)
+		tn.AddFallback(Fallback{What: "plugins", Why: "they have ended"})
+	}()
+	name := tn.Config().NodeName
+	if <-added; name == "" || len(tn.Config().Fallbacks) != 1 {
+		t.Errorf("node %q has fallbacks %v", name, tn.Config().Fallbacks)
+	}
+}

@@ -143,14 +143,14 @@ func TestImmediateOver(t *testing.T) {
 	late := tn.ask(as(1000), 1, two)
 	ctx, gone := context.WithCancel(as(1000))
 	forgotten := tn.ask(ctx, srunopt.WaitForever, two)
-	behind := tn.ask(as(1000), 1, func(r *step.Request) { r.NTasks = 1 })
+	behind := tn.ask(as(1000), 2, func(r *step.Request) { r.NTasks = 1 })
 	err := <-late
 	if took := time.Since(begun); took < time.Second || took > 5*time.Second {
 		t.Errorf("refused after %v", took)
 	}
 	tn.refused("the first", err, api.ResourceExhausted, "it needs 2 CPUs on this node: of its 4 CPUs 1 are free")
 	tn.refused("the first", err, api.ResourceExhausted, "; free at ")
-	tn.refused("the one behind", <-behind, api.ResourceExhausted, "request waits before it")
+	tn.refused("the one behind", <-behind, api.ResourceExhausted, "1 request waits before it")
 	tn.line(1)
 	gone()
 	tn.refused("without its client", <-forgotten, api.Canceled, "")

@@ -1,0 +1,142 @@
+package node
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"stepd/api"
+	"stepd/node/selection"
+	"stepd/node/state"
+	"stepd/step"
+)
+
+// suspended waits until the client's word about the step has come to its stepd, and returns
+// who has suspended the step; nil is that it does not stand still.
+func (tn *testNode) suspended(id step.ID) *uint32 {
+	tn.t.Helper()
+	recs, err := tn.stats(as(0), ref(id)) // stepd tells of a change before it answers this
+	if err != nil || len(recs) != 1 {
+		tn.t.Fatalf("stat of step %s: %d records, %v", id, len(recs), err)
+	}
+	f := tn.reg.follower(id)
+	f.standing.Lock() // what was asked for before its stepd ran
+	defer f.standing.Unlock()
+	return f.record().SuspendedBy
+}
+
+// TestSuspendedBeforeItsNumber: a step that gets its place before its job is suspended and its
+// number after it stands still with the job, and goes on with it.
+func TestSuspendedBeforeItsNumber(t *testing.T) {
+	tn := fresh(t)
+	job, err := tn.alloc(newClient(t, 1000), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := request("wait")
+	req.Job, req.Overlap, req.MPI = &job, true, "none"
+	a, err := tn.reg.admit(context.Background(), &req, 1000, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := &api.RefRequest{StepRef: api.StepRef{JobID: job}}
+	if _, err := tn.svc.ask(as(0), "suspend", whole); err != nil {
+		t.Fatal(err)
+	}
+	n := launcher{tn.Node}
+	f, _, err := n.reserveAdmitted(api.Peer{UID: 1000}, step.User{Name: "u", UID: 1000, GID: 1000}, a, order{req: &req, state: step.Starting, received: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !f.claim() {
+		t.Fatal("the step is not to be launched")
+	}
+	if _, err := f.launch(nil); err != nil {
+		t.Fatal(err)
+	}
+	tn.until(f.id, step.Running)
+	if by := tn.suspended(f.id); by == nil || *by != 0 {
+		t.Errorf("the step of a job that root has suspended: by %v", by)
+	}
+	if _, err := tn.svc.ask(as(0), "unsuspend", whole); err != nil {
+		t.Fatal(err)
+	}
+	if by := tn.suspended(f.id); by != nil {
+		t.Errorf("the job was resumed, and its step stands still: by %d", *by)
+	}
+}
+
+// TestResumedBeforeItsLaunch: a step of a suspended job that was resumed by itself before it had
+// a stepd runs.
+func TestResumedBeforeItsLaunch(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	job, err := tn.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := request("wait")
+	req.Job, req.Overlap = &job, true
+	id := tn.reserve(c, req)
+	if _, err := tn.svc.ask(as(1000), "suspend", &api.RefRequest{StepRef: api.StepRef{JobID: job}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tn.svc.ask(as(1000), "unsuspend", &api.RefRequest{StepRef: ref(id)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tn.launch(c.ctx, id, step.LaunchChange{}); err != nil {
+		t.Fatal(err)
+	}
+	tn.until(id, step.Running)
+	if by := tn.suspended(id); by != nil {
+		t.Errorf("the step was resumed, and stands still: by %d", *by)
+	}
+}
+
+// TestResumedWhileLaunched: a job that is resumed while its step is launched does not leave the
+// step standing still, whichever of the two words stepd would hear first.
+func TestResumedWhileLaunched(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	job, err := tn.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := &api.RefRequest{StepRef: api.StepRef{JobID: job}}
+	for range 20 {
+		req := request("wait")
+		req.Job, req.Overlap = &job, true
+		id := tn.reserve(c, req)
+		if _, err := tn.svc.ask(as(1000), "suspend", whole); err != nil {
+			t.Fatal(err)
+		}
+		if err := tn.launch(c.ctx, id, step.LaunchChange{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tn.svc.ask(as(1000), "unsuspend", whole); err != nil {
+			t.Fatal(err)
+		}
+		tn.until(id, step.Running)
+		if by := tn.suspended(id); by != nil {
+			t.Fatalf("the job was resumed, and step %s stands still: by %d", id, *by)
+		}
+		if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
+			t.Fatal(err)
+		}
+		tn.wait(id)
+	}
+}
+
+// TestAddToSuspended: only a step that is new to its job takes over that the job is suspended: a
+// step that was found again may have been resumed by itself.
+func TestAddToSuspended(t *testing.T) {
+	for phase, want := range map[stepPhase]bool{stepReserved: true, stepStarting: false} {
+		r := newRegistry([]int{0}, selection.Memory{}, nil)
+		j := r.adopt(state.Job{ID: 1, UID: 1000, Suspended: &state.Suspension{By: 7}}, []int{0}, 1)
+		f := &follower{id: step.ID{Job: 1}, job: j, phase: phase}
+		r.add(f)
+		if got := f.suspendBy != nil && *f.suspendBy == 7; got != want {
+			t.Errorf("a step that is %s is suspended with its job: %v, want %v", phase, got, want)
+		}
+	}
+}
