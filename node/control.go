@@ -343,7 +343,7 @@ func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 	return f.stand(ctx, &stepapi.Msg{Type: stepapi.TypeResume, By: &by})
 }
 
-// hearsLocked reports whether stepd is told of a suspension, which is kept for it before.
+// hearsLocked reports whether a suspension is passed on to stepd: until then it is kept.
 func (f *follower) hearsLocked() bool { return f.phase == stepFollowed || f.phase == stepSettled }
 
 // stand tells stepd that the step is to stand still or to go on, in the order of asking.

@@ -54,7 +54,7 @@ type follower struct {
 	parent  *step.ID        // the step that has spawned it, nil without one
 	replay  int64           // what it may keep of its output, of its user's
 	asks    atomic.Int32    // what stepd has asked and not been answered yet
-	// standing orders what stepd is told of standing still and of going on.
+	// standing orders the requests to stepd that the step stands still or goes on.
 	standing sync.Mutex
 
 	// met is closed when a stepd that was found again has said how the step is, or

@@ -11,11 +11,11 @@ import (
 	"stepd/step"
 )
 
-// suspended waits until the client's word about the step has come to its stepd, and returns
-// who has suspended the step; nil is that it does not stand still.
+// suspended waits until stepd has what was asked of the step, and returns the user who has
+// suspended the step; nil is that it does not stand still.
 func (tn *testNode) suspended(id step.ID) *uint32 {
 	tn.t.Helper()
-	recs, err := tn.stats(as(0), ref(id)) // stepd tells of a change before it answers this
+	recs, err := tn.stats(as(0), ref(id)) // stepd reports a change before it answers this
 	if err != nil || len(recs) != 1 {
 		tn.t.Fatalf("stat of step %s: %d records, %v", id, len(recs), err)
 	}
@@ -94,7 +94,7 @@ func TestResumedBeforeItsLaunch(t *testing.T) {
 }
 
 // TestResumedWhileLaunched: a job that is resumed while its step is launched does not leave the
-// step standing still, whichever of the two words stepd would hear first.
+// step standing still, whichever of the two requests stepd would read first.
 func TestResumedWhileLaunched(t *testing.T) {
 	tn := fresh(t)
 	c := newClient(t, 1000)
