@@ -30,7 +30,8 @@ func newScripted(t *testing.T, prolog, epilog string, change func(*Config)) *scr
 	s := &scripted{out: filepath.Join(dir, "out")}
 	script := func(name, body string) string {
 		path := filepath.Join(dir, name)
-		text := fmt.Sprintf("#!/bin/sh\n{ printf %%s %s; env | sort | while read -r e; do printf ' %%s' \"$e\"; done; echo; } >>%s\n%s\n", name, s.out, body)
+		// One write: a reader, or a kill, finds no part of a line.
+		text := fmt.Sprintf("#!/bin/sh\nline=$(env | sort | while read -r e; do printf ' %%s' \"$e\"; done)\nprintf '%%s%%s\\n' %s \"$line\" >>%s\n%s\n", name, s.out, body)
 		// A fork of another test must not keep it open for writing: ETXTBSY.
 		syscall.ForkLock.RLock()
 		defer syscall.ForkLock.RUnlock()

@@ -6,23 +6,24 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/api/stepapi"
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
 )
 
-// suspended waits until stepd has what was asked of the step, and returns the user who has
-// suspended the step; nil is that it does not stand still.
+// suspended asks the step's stepd which user has suspended the step, when stepd has heard what
+// was asked before; nil is that the step does not stand still.
 func (tn *testNode) suspended(id step.ID) *uint32 {
 	tn.t.Helper()
-	recs, err := tn.stats(as(0), ref(id)) // stepd reports a change before it answers this
-	if err != nil || len(recs) != 1 {
-		tn.t.Fatalf("stat of step %s: %d records, %v", id, len(recs), err)
-	}
 	f := tn.reg.follower(id)
-	f.standing.Lock() // what was asked for before its stepd ran
+	f.standing.Lock()
 	defer f.standing.Unlock()
-	return f.record().SuspendedBy
+	reply, err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeStat})
+	if err != nil {
+		tn.t.Fatal(err)
+	}
+	return reply.Record.SuspendedBy
 }
 
 // TestSuspendedBeforeItsNumber: a step that gets its place before its job is suspended and its

@@ -25,6 +25,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -321,6 +322,7 @@ func (f *fake) Resume(uint32) error {
 // tell tells noded of a change; the caller holds mu.
 func (f *fake) tell() {
 	rec := f.rec
+	rec.Tasks = slices.Clone(f.rec.Tasks) // it is encoded later
 	f.server.TellState(&rec)
 }
 
