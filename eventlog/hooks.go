@@ -153,8 +153,8 @@ type HookCall struct {
 	Returned bool
 }
 
-// EachHookCall hands the calls of a line of hooks to each; false is that it is
-// another line, or malformed. It costs a tenth of what ExpandEvent does, for who
+// EachHookCall hands the calls of a line of hooks to each, none of a malformed one; false is
+// that it is another line. It costs a tenth of what ExpandEvent does, for who
 // counts them.
 func EachHookCall(line []byte, each func(HookCall)) bool {
 	h, ours := parseHooks(line)
