@@ -167,7 +167,9 @@ func (v *victims) kill(name string) (bool, error) {
 	}
 	if name == "stepctl" && err == nil {
 		// Its connections end with it, which on a busy machine takes longer than to start a task.
-		err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			err = unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		}
 		if errors.Is(err, unix.ECHILD) { // it is waited for already
 			err = nil
 		}
