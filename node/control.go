@@ -346,16 +346,20 @@ func (f *follower) unsuspend(ctx context.Context, by uint32) error {
 // hearsLocked reports whether a suspension is passed on to stepd: until then it is kept.
 func (f *follower) hearsLocked() bool { return f.phase == stepFollowed || f.phase == stepSettled }
 
-// stand tells stepd that the step is to stand still or to go on, in the order of asking.
+// stand asks stepd to suspend or to resume the step, after what was asked before it was followed.
 func (f *follower) stand(ctx context.Context, m *stepapi.Msg) error {
-	f.standing.Lock()
-	defer f.standing.Unlock()
+	if f.is(stepFollowed) {
+		select {
+		case <-f.caughtUp:
+		case <-ctx.Done():
+			return api.ContextError(ctx.Err())
+		}
+	}
 	_, err := f.ask(ctx, m)
 	return err
 }
 
-// suspendLate suspends a step whose stepd has just started. The caller holds standing: what
-// undoes it comes after it.
+// suspendLate suspends a step whose stepd has just started.
 func (f *follower) suspendLate(by uint32) {
 	if _, err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeSuspend, By: &by}); err != nil {
 		select {

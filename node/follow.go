@@ -54,8 +54,9 @@ type follower struct {
 	parent  *step.ID        // the step that has spawned it, nil without one
 	replay  int64           // what it may keep of its output, of its user's
 	asks    atomic.Int32    // what stepd has asked and not been answered yet
-	// standing orders the requests to stepd that the step stands still or goes on.
-	standing sync.Mutex
+	// caughtUp is closed when stepd, which is followed, has suspended the step if that was asked
+	// for before.
+	caughtUp chan struct{}
 
 	// met is closed when a stepd that was found again has said how the step is, or
 	// will not.
@@ -138,7 +139,7 @@ func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
 	return &follower{
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
-		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}),
+		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}), caughtUp: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.String()),
 	}
 }
@@ -149,7 +150,6 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	if c != nil {
 		f.link = &link{conn: c, log: f.log}
 	}
-	f.standing.Lock() // stepd is told first what was asked for until now
 	f.mu.Lock()
 	f.moveLocked(stepFollowed)
 	suspendBy, orphaned := f.suspendBy, f.orphaned
@@ -166,11 +166,11 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 		f.n.work.Go(func() { f.link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
 	}
 	if suspendBy == nil {
-		f.standing.Unlock()
+		close(f.caughtUp)
 		return
 	}
 	f.n.work.Go(func() {
-		defer f.standing.Unlock()
+		defer close(f.caughtUp)
 		f.suspendLate(*suspendBy)
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/node/selection"
@@ -17,8 +19,7 @@ import (
 func (tn *testNode) suspended(id step.ID) *uint32 {
 	tn.t.Helper()
 	f := tn.reg.follower(id)
-	f.standing.Lock()
-	defer f.standing.Unlock()
+	<-f.caughtUp
 	reply, err := f.ask(context.Background(), &stepapi.Msg{Type: stepapi.TypeStat})
 	if err != nil {
 		tn.t.Fatal(err)
@@ -140,4 +141,47 @@ func TestAddToSuspended(t *testing.T) {
 			t.Errorf("a step that is %s is suspended with its job: %v, want %v", phase, got, want)
 		}
 	}
+}
+
+// TestResumeDuringSuspend: a resume does not wait for the answer to a suspend that is under way:
+// it ends that.
+func TestResumeDuringSuspend(t *testing.T) {
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	f := tn.reg.follower(id)
+	l, err := bindIn(tn.spool.StepsDir(), tn.spool.SocketName(id), unix.SOCK_SEQPACKET)
+	if err != nil { // in the place of stepd's, which takes requests and answers none
+		t.Fatal(err)
+	}
+	defer l.Close()
+	patience := unix.NsecToTimeval(testTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(int(l.Fd()), unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	answers := make(chan error, 2)
+	go func() { answers <- f.suspend(ctx, 1000) }()
+	go func() { answers <- f.unsuspend(ctx, 1000) }()
+	var conns []int
+	for range 2 {
+		fd, _, err := unix.Accept4(int(l.Fd()), unix.SOCK_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, fd)
+	}
+	cancel()
+	for range conns {
+		if err := <-answers; err == nil {
+			t.Error("a request that stepd has not answered is met")
+		}
+	}
+	for _, fd := range conns {
+		unix.Close(fd)
+	}
+	if err := f.n.killStepd(f.proc); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
 }
