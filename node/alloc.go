@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
-	"stepd/internal/linux"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/node/scripts"
 	"stepd/node/state"
 	"stepd/step"

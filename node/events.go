@@ -12,8 +12,8 @@ import (
 
 	"stepd/api"
 	"stepd/eventlog"
-	"stepd/internal/linux"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/step"
 )
 

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
-	"stepd/internal/linux"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/node/state"
 	"stepd/step"
 )

@@ -18,8 +18,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
-	"stepd/node/fakestepd"
 	"stepd/internal/lookup"
+	"stepd/node/fakestepd"
 	"stepd/node/store"
 	"stepd/step"
 	"stepd/step/launch"

@@ -24,8 +24,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"stepd/internal/linux"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/node/exchange"
 	"stepd/node/health"
 	"stepd/node/scripts"

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
-	"stepd/internal/linux"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/node/scripts"
 	"stepd/node/spool"
 	"stepd/node/state"

@@ -12,8 +12,8 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
-	"stepd/internal/linux"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"

@@ -11,10 +11,10 @@ import (
 
 	"stepd/acct"
 	"stepd/internal/build"
+	"stepd/internal/lookup"
 	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node"
-	"stepd/internal/lookup"
 	"stepd/node/place"
 	"stepd/node/scripts"
 	"stepd/node/selection"

@@ -21,8 +21,8 @@ import (
 
 	"stepd/internal/build"
 	"stepd/internal/manual"
-	"stepd/node"
 	"stepd/internal/pid1"
+	"stepd/node"
 	"stepd/node/serve"
 	"stepd/site"
 )

@@ -25,8 +25,8 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api/stepapi"
-	"stepd/internal/printable"
 	"stepd/internal/child"
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
