@@ -163,7 +163,7 @@ func TestRootOptionCallbackCodes(t *testing.T) {
 		contains(t, "marks", readFile(t, marks), "getopt both: 0 REMOTE=0")
 	}
 	if steps := n.ps(t, "--all"); len(steps) != 10 {
-		t.Errorf("%d steps, want those of the remote side", len(steps))
+		t.Errorf("%d steps, want as many as the remote side has", len(steps))
 	}
 }
 

@@ -222,9 +222,6 @@ func (e *jobEnd) scripts() {
 	for _, rec := range places {
 		e.beside(rec)
 	}
-	if extern := e.n.formerScripts(e.job.ID); e.job.found && extern != nil {
-		e.beside(*extern)
-	}
 }
 
 // batchScript removes the job's batch script, if it had one.
@@ -314,20 +311,6 @@ func (n *Node) released(id step.ID) {
 	if err := n.cfg.Tracker.EndJob(id.Job); err != nil {
 		log.Errorf("%v", err)
 	}
-}
-
-// formerScripts is where an earlier release had a job's prolog and epilog: the place of
-// the extern step. nil where there is such a step, or nothing runs there: then it is a
-// leftover, which would keep the extern step from its place.
-func (n *Node) formerScripts(job uint32) *step.Record {
-	id := step.ID{Job: job, Step: step.ExternStep}
-	if _, err := n.store.Step(id); err == nil {
-		return nil
-	}
-	if left, err := n.cfg.Tracker.Left(id); err != nil || len(left) == 0 {
-		return nil
-	}
-	return &step.Record{ID: id}
 }
 
 // KeeperPlace is the step number of the place in which process 1 of a job's pid namespace

@@ -139,8 +139,8 @@ func (r *recovery) askStepd(id step.ID) *step.Record {
 	return m.Record
 }
 
-// nobodyGroup is the kernel's word for a group that is none (overflowgid).
-const nobodyGroup = 65534
+// overflowGroup is the kernel's word for a group that is none (overflowgid).
+const overflowGroup = 65534
 
 // groupOf is the group of a job whose record is lost: its user's. It is never root's by
 // mistake.
@@ -149,8 +149,8 @@ func (r *recovery) groupOf(ctx context.Context, rec *step.Record) uint32 {
 	defer cancel()
 	user, err := r.n.cfg.Users.ByUID(ctx, rec.UID)
 	if err != nil {
-		r.n.log.WithField("step", rec.ID.String()).Errorf("the group of its job is lost, and group %d stands for it: %v", nobodyGroup, err)
-		return nobodyGroup
+		r.n.log.WithField("step", rec.ID.String()).Errorf("the group of its job is lost, and group %d stands for it: %v", overflowGroup, err)
+		return overflowGroup
 	}
 	return user.GID
 }
@@ -430,16 +430,7 @@ func (r *recovery) sweep() {
 
 // isJobs reports whether a place belongs to a job that is not over, and not to a step.
 func (r *recovery) isJobs(id step.ID) bool {
-	if r.n.reg.job(id.Job) == nil {
-		return false
-	}
-	switch id.Step {
-	case scripts.PlaceID, KeeperPlace:
-		return true
-	case step.ExternStep:
-		return r.n.formerScripts(id.Job) != nil
-	}
-	return false
+	return r.n.reg.job(id.Job) != nil && (id.Step == scripts.PlaceID || id.Step == KeeperPlace)
 }
 
 func (r *recovery) leftover(id step.ID) *step.Record {

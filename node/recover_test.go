@@ -357,18 +357,7 @@ func TestServeOnSocket(t *testing.T) {
 	}
 }
 
-// formerTracker has a process in the place of the extern step.
-type formerTracker struct{ *fakeTracker }
-
-func (t formerTracker) Left(id step.ID) ([]string, error) {
-	if id.Step == step.ExternStep && t.times(id) == 0 {
-		return []string{`pid 99 "sleep"`}, nil
-	}
-	return nil, nil
-}
-
-// TestRestartSparesPlaces: what a job has beside its steps stays until its end, in the
-// place that an earlier release had for it, too.
+// TestRestartSparesPlaces: what a job has beside its steps stays until its end.
 func TestRestartSparesPlaces(t *testing.T) {
 	dir := t.TempDir()
 	tn := start(t, dir, nil)
@@ -377,10 +366,10 @@ func TestRestartSparesPlaces(t *testing.T) {
 	tn.stop()
 
 	place := func(number uint32) step.ID { return step.ID{Job: id.Job, Step: number} }
-	places := []step.ID{place(scripts.PlaceID), place(KeeperPlace), place(step.ExternStep)}
+	places := []step.ID{place(scripts.PlaceID), place(KeeperPlace)}
 	stale := place(77)
 	tracker := &fakeTracker{ended: map[step.ID]int{}, places: append([]step.ID{stale}, places...)}
-	tn = start(t, dir, func(c *Config) { c.Tracker = formerTracker{tracker} })
+	tn = start(t, dir, func(c *Config) { c.Tracker = tracker })
 	t.Cleanup(func() { tn.stop() })
 	tn.eventually("the end of a leftover", func() bool { return tracker.times(stale) == 1 })
 	for _, p := range places {

@@ -1,6 +1,9 @@
 package state
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"stepd/step"
@@ -40,5 +43,24 @@ func TestRestore(t *testing.T) {
 		if !s.Knows(job) {
 			t.Errorf("the number %d is not spent", job)
 		}
+	}
+}
+
+// TestOldStateRefused: the state of a version that had a queue is named, and left; without it
+// the node starts empty.
+func TestOldStateRefused(t *testing.T) {
+	at := newStates(t, 1000)
+	path := filepath.Join(at.cfg.Spool, oldStateName)
+	if err := os.WriteFile(path, []byte("bolt"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(at.cfg); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "finish or cancel them with that version, then move the file away") {
+		t.Errorf("an old state: %v", err)
+	}
+	if err := os.Rename(path, path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if recs, err := at.open().Steps(0); err != nil || len(recs) != 0 {
+		t.Errorf("without it: %+v, %v", recs, err)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -72,9 +74,15 @@ type Config struct {
 	Log      *logrus.Logger
 }
 
-// Open opens the state of a node.
+// oldStateName is the state, in the spool, of the versions that had a queue.
+const oldStateName = "state.db"
+
+// Open opens the state of a node. One of an earlier version is refused.
 func Open(cfg Config) (*State, error) {
-	log := cfg.Log
+	old, log := filepath.Join(cfg.Spool, oldStateName), cfg.Log
+	if _, err := os.Lstat(old); err == nil {
+		return nil, fmt.Errorf("cannot use the state of an earlier version %q: batch jobs may wait in it, and this version has no queue: finish or cancel them with that version, then move the file away: steps that run are found again", old)
+	}
 	all, err := store.Open(store.Config{
 		Spool: cfg.Spool, Run: cfg.Run, Durable: []string{kindDrain, kindBatch}, Boot: cfg.Boot, Deadline: cfg.Deadline,
 		Silent: func(err error) {
@@ -89,11 +97,7 @@ func Open(cfg Config) (*State, error) {
 		return nil, err
 	}
 	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot}
-	err = importState(cfg.Spool, s)
-	if err == nil {
-		err = s.restoreBatch()
-	}
-	if err == nil {
+	if err = s.restoreBatch(); err == nil {
 		err = s.readEnded()
 	}
 	if err != nil {
