@@ -24,8 +24,7 @@ func (n *Node) API() API { return API{launcher{n}, steps{n}, machine{n}} }
 // alloc.go, extern.go).
 type launcher struct{ *Node }
 
-// steps are the steps that a node knows, and what is asked of them (steps.go, control.go,
-// events.go).
+// steps are the steps that a node knows, and what is asked of them (steps.go, control.go).
 type steps struct{ *Node }
 
 // machine is the node as a whole (status.go).

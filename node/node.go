@@ -3,7 +3,7 @@
 //
 // It is not the step: all that happens after stepd was started is stepd's, and
 // goes on without noded. It knows the mechanisms (proctrack, jobcontainer,
-// the user lookup) only by the interfaces in ports.go, and serves no socket: package serve does,
+// the user lookup) only by the interfaces in config.go, and serves no socket: package serve does,
 // by Node.API.
 //
 // Begin with New. Run (run.go) is the path of a request; follower (follow.go) is the loop that

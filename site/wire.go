@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"stepd/acct"
 	"stepd/internal/build"
@@ -18,6 +20,7 @@ import (
 	"stepd/node/place"
 	"stepd/node/scripts"
 	"stepd/node/selection"
+	"stepd/proctrack"
 	"stepd/slurmconf"
 	"stepd/spank"
 	"stepd/spank/lint"
@@ -179,4 +182,148 @@ func (s *Site) stackProblems() []slurmconf.Problem {
 		out = append(out, slurmconf.Problem{Severity: severity, File: f.File, Line: f.Line, Text: f.Text, Remedy: f.Remedy})
 	}
 	return out
+}
+
+// containers makes the job container plugin that the site wants.
+func (s *Site) containers(tracker node.Tracker, spankhost string, log *logrus.Logger) (node.Containers, string, error) {
+	kind := s.conf.JobContainerType
+	if kind == "none" {
+		return jobcontainer.None{}, kind, nil
+	}
+	tag, err := proctrack.RootName(s.Spool)
+	if err != nil {
+		return nil, "", err
+	}
+	c := s.conf.Container
+	conf := jobcontainer.Config{
+		BasePath: c.BasePath, AutoBasePath: c.AutoBasePath, Dirs: c.Dirs, InitScript: c.InitScript,
+		Shared: c.Shared, EntireStepInNS: c.EntireStepInNS,
+		CloneNSScript: c.CloneNSScript, CloneNSScriptWait: c.CloneNSScriptWait,
+		CloneNSEpilog: c.CloneNSEpilog, CloneNSEpilogWait: c.CloneNSEpilogWait,
+		RunDir: filepath.Join(s.Run, "jobs"), NodeTag: strings.TrimPrefix(tag, "stepd-"),
+		NodeName: s.conf.Node.Name, HostName: s.hostname, SlurmConf: s.conf.File,
+		Warn: func(err error) { log.Warnf("%v", err) },
+	}
+	if kind == "linux" {
+		conf.PIDNamespace, conf.UserNamespace, conf.Keeper = c.PIDNamespace, c.UserNamespace, spankhost
+		conf.Place = func(job uint32) (jobcontainer.Place, error) { return keeperPlace(tracker, job) }
+	}
+	t, err := jobcontainer.NewTmpfs(conf)
+	return t, kind, err
+}
+
+// keeperPlace is where process 1 of a job's pid namespace lives: in a place of its
+// own, not among the job's tasks and not with prolog and epilog, which end before it.
+func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
+	id := step.ID{Job: job, Step: node.KeeperPlace}
+	leaf, err := tracker.MakeScripts(id)
+	return jobcontainer.Place{Leaf: leaf, Add: func(pid int) error {
+		return tracker.AddStepd(id, pid)
+	}}, err
+}
+
+// checkHidden warns of directories of noded's that no task sees, since each job has
+// one of its own in the place of one above them.
+func (s *Site) checkHidden() {
+	if s.conf.JobContainerType == "none" {
+		return
+	}
+	dirs := s.conf.Container.Dirs
+	if len(dirs) == 0 {
+		dirs = []string{"/tmp", "/dev/shm"}
+	}
+	for _, own := range []struct{ what, dir, lost, remedy string }{
+		{"run", s.Run, "stepctl in a job does not reach noded", "--run-dir names another one"},
+		{"spool", s.Spool, "batch scripts are not found", "--spool-dir, or SlurmdSpoolDir, names another one"},
+	} {
+		for _, d := range dirs {
+			if rel, err := filepath.Rel(d, own.dir); err != nil || !filepath.IsLocal(rel) {
+				continue
+			}
+			s.problems = append(s.problems, slurmconf.Problem{
+				Severity: slurmconf.SeverityWarning, File: s.conf.File,
+				Text:   fmt.Sprintf("the %s directory %q lies in %q, in whose place each job has one of its own: %s", own.what, own.dir, d, own.lost),
+				Remedy: fmt.Sprintf("%s, or leave %s out of Dirs= in job_container.conf", own.remedy, d),
+			})
+		}
+	}
+}
+
+// steps is what the settings mean for every step. unbindable says why no task can be bound to
+// CPUs here, "" if tasks can.
+func (s *Site) steps(unbindable string, log *logrus.Logger) step.Site {
+	c := s.conf
+	out := step.Site{
+		Cluster: c.ClusterName, Partition: c.Partition, SlurmConf: c.File,
+		KillWaitS: seconds(c.KillWait), UnkillableS: seconds(c.UnkillableStepTimeout),
+		Propagate: c.PropagateResourceLimits, PropagatePrio: c.PropagatePrioProcess,
+		ReplayBytes: c.Stepd.ReplayBytes,
+		Affinity:    s.affinity(unbindable), Acct: s.accounting(), Spank: s.spank(),
+	}
+	out.Scripts.Prolog, out.Scripts.Epilog, out.Scripts.TimeoutS = c.TaskProlog, c.TaskEpilog, seconds(c.PrologEpilogTimeout)
+	out.MPIConf.PMI2, out.MPIConf.PMIx = c.Stepd.PMI2, c.Mpi
+	_, out.Spank.JSONLog = log.Formatter.(*logrus.JSONFormatter)
+	out.Spank.Debug = log.IsLevelEnabled(logrus.DebugLevel)
+	return out
+}
+
+// seconds rounds up: a limit below a second must not become 0, which is none or a default.
+func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
+
+// accounting is how the site accounts for steps.
+func (s *Site) accounting() step.Accounting {
+	p := s.conf.JobAcctGatherParams
+	return step.Accounting{
+		Gather: s.conf.JobAcctGatherType, FrequencyS: seconds(s.conf.JobAcctGatherFrequency),
+		UsePss: p.UsePss, NoShared: p.NoShared, OverMemoryKill: p.OverMemoryKill,
+	}
+}
+
+// affinity is what tasks are bound to by default. nil is nothing: then --cpu-bind has no effect.
+func (s *Site) affinity(unbindable string) *step.AffinityConf {
+	if !slices.Contains(s.conf.TaskPlugin, "task/affinity") {
+		return nil
+	}
+	p := s.conf.TaskPluginParam
+	return &step.AffinityConf{Default: step.CPUBindKind(p.Bind), Autobind: step.CPUBindKind(p.Autobind), Verbose: p.Verbose, Off: unbindable}
+}
+
+// spank is what stepd and noded need to read the plugin stack.
+func (s *Site) spank() step.SpankConf {
+	strict := s.conf.Stepd.SpankStrict
+	for _, p := range s.conf.LaunchParameters {
+		strict = strict || strings.EqualFold(p, "spank_strict")
+	}
+	return step.SpankConf{
+		Plugstack: s.conf.PlugStackConfig, PluginDirs: s.conf.PluginDir,
+		AllowReleases: s.conf.Stepd.SpankAllowReleases,
+		HookTimeoutS:  seconds(s.conf.Stepd.HookTimeout),
+		Strict:        strict, RequireSafe: s.conf.Stepd.RequireSafePlugins,
+	}
+}
+
+// program finds one of our own programs: beside this one, else in
+// ../libexec/stepd; never by PATH or environment.
+func program(self, name string) (string, error) {
+	dir := filepath.Dir(self)
+	tried := []string{filepath.Join(dir, name), filepath.Join(filepath.Dir(dir), "libexec", "stepd", name)}
+	for _, path := range tried {
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && unix.Access(path, unix.X_OK) == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("cannot find program %q: neither %q nor %q can be executed", name, tried[0], tried[1])
+}
+
+// programs finds stepd and spankhost.
+func programs() (stepd, spankhost string, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", "", fmt.Errorf("cannot find the own program: %w", err)
+	}
+	if stepd, err = program(self, "stepd"); err != nil {
+		return "", "", err
+	}
+	spankhost, err = program(self, "spankhost")
+	return stepd, spankhost, err
 }

@@ -1,6 +1,10 @@
 package step
 
-import "time"
+import (
+	"fmt"
+	"strings"
+	"time"
+)
 
 // Record is the STEP document of ps, show and the store: the contract of
 // design §7. Numbers that are not known are null, never an invented zero.
@@ -203,3 +207,209 @@ func (r *Record) MergeStat(told *Record) {
 func (r *Record) mergeFigures(told *Record) {
 	r.Usage, r.StdoutBytes, r.StderrBytes = told.Usage, told.StdoutBytes, told.StderrBytes
 }
+
+// Used is what a task, or a whole step, has used: so far, or in all when it has ended. A
+// figure that is not known is nil, never 0. docs/accounting.md names the source of each figure
+// on each layout of cgroups. Of two sources, each of which can only miss something, the larger
+// figure counts.
+type Used struct {
+	// CPUSeconds is user and system time: wait4's, or cpu.stat's (v1
+	// cpuacct.usage) where accounting is by cgroup. UserSeconds and SystemSeconds
+	// are its parts, by the same source.
+	CPUSeconds    *float64 `json:"cpu_seconds,omitempty"`
+	UserSeconds   *float64 `json:"user_seconds,omitempty"`
+	SystemSeconds *float64 `json:"system_seconds,omitempty"`
+	// MaxRSSBytes is the resident memory: of a task the larger of wait4's
+	// ru_maxrss, which covers its largest process alone, and the highest sum over
+	// its processes in one sample. A step has its largest task's.
+	MaxRSSBytes *int64 `json:"max_rss_bytes,omitempty"`
+	// RSSBytes is the sum over its processes in the last sample, Processes their number. Both
+	// are known only while it runs.
+	RSSBytes  *int64 `json:"rss_bytes,omitempty"`
+	Processes *int   `json:"processes,omitempty"`
+	// PeakMemoryBytes is the kernel's own peak of the cgroup, with page cache and kernel
+	// memory: memory.peak (v1 memory.max_usage_in_bytes).
+	PeakMemoryBytes *int64 `json:"peak_memory_bytes,omitempty"`
+	// MaxVMSizeBytes is the highest sum of virtual sizes in one sample.
+	MaxVMSizeBytes *int64 `json:"max_vm_size_bytes,omitempty"`
+	MinorFaults    *int64 `json:"minor_faults,omitempty"`
+	MajorFaults    *int64 `json:"major_faults,omitempty"`
+	// ReadBytes and WrittenBytes passed through read(2), write(2) and their kin:
+	// files, pipes and sockets (rchar and wchar of /proc/PID/io; Slurm's
+	// AveDiskRead and AveDiskWrite).
+	ReadBytes    *int64 `json:"read_bytes,omitempty"`
+	WrittenBytes *int64 `json:"written_bytes,omitempty"`
+	// DiskReadBytes and DiskWrittenBytes came from and went to storage:
+	// read_bytes and write_bytes of /proc/PID/io, and io.stat (v1
+	// blkio.throttle.io_service_bytes_recursive).
+	DiskReadBytes    *int64 `json:"disk_read_bytes,omitempty"`
+	DiskWrittenBytes *int64 `json:"disk_written_bytes,omitempty"`
+	// CPUStallUS, MemoryStallUS and IOStallUS are the microseconds in which some thread waited
+	// for the resource: "some" of cpu.pressure, memory.pressure and io.pressure of the cgroup
+	// (psi(8)).
+	CPUStallUS    *int64 `json:"cpu_stall_us,omitempty"`
+	MemoryStallUS *int64 `json:"memory_stall_us,omitempty"`
+	IOStallUS     *int64 `json:"io_stall_us,omitempty"`
+}
+
+// StepUsage is the accounting of a step.
+type StepUsage struct {
+	Used
+	// Gather is JobAcctGatherType: "none", "linux" or "cgroup".
+	Gather string `json:"gather"`
+	// Time is when it was read. Final says that no process was left then.
+	Time  time.Time `json:"time"`
+	Final bool      `json:"final"`
+	// FrequencyS is the time between samples, 0 for none; Samples were taken, and
+	// took stepd SamplingUS microseconds in all.
+	FrequencyS int   `json:"frequency_s"`
+	Samples    int   `json:"samples"`
+	SamplingUS int64 `json:"sampling_us"`
+	// Pressure are the pressure files whole; nil where there are none.
+	Pressure *Pressure `json:"pressure,omitempty"`
+	// Sources names the source of each figure of the step that has several
+	// sources, by their JSON names.
+	Sources map[string]string `json:"sources,omitempty"`
+}
+
+// Sampled reports whether the figures of running tasks were read from time to time.
+func (u *StepUsage) Sampled() bool { return u.FrequencyS > 0 && u.Gather != "none" }
+
+// Pressure is how long the tasks of a step have waited for a resource: cpu.pressure,
+// memory.pressure and io.pressure of its cgroup (psi(8)).
+type Pressure struct {
+	CPU    *Stalls `json:"cpu,omitempty"`
+	Memory *Stalls `json:"memory,omitempty"`
+	IO     *Stalls `json:"io,omitempty"`
+}
+
+// Stalls are the two lines of a pressure file: some task waited, or all did.
+type Stalls struct {
+	Some Stall  `json:"some"`
+	Full *Stall `json:"full,omitempty"` // not of CPU before Linux 5.13
+}
+
+// Stall is a total of microseconds, and percentages of the last 10, 60 and 300 s.
+type Stall struct {
+	TotalUS int64   `json:"total_us"`
+	Avg10   float64 `json:"avg10"`
+	Avg60   float64 `json:"avg60"`
+	Avg300  float64 `json:"avg300"`
+}
+
+// OOMKill is one process of a step that the kernel killed because memory had run out. A
+// field is nil or empty where its fact is not known.
+type OOMKill struct {
+	Time time.Time `json:"time"`
+	Rank *int      `json:"rank"` // nil: a process of no known task
+	PID  int       `json:"pid,omitempty"`
+	// Command is the process's name (/proc/PID/comm), which the user chooses.
+	Command string `json:"command,omitempty"`
+	// Level is the limit that was reached: "task", "step", "job", "parent"
+	// (a cgroup above the job), "machine"; "" is not known.
+	Level string `json:"level,omitempty"`
+	// LimitBytes is the level's limit, PeakBytes its peak of memory, and SwapBytes its
+	// swap.
+	LimitBytes *uint64 `json:"limit_bytes"`
+	PeakBytes  *uint64 `json:"peak_bytes"`
+	SwapBytes  *uint64 `json:"swap_bytes"`
+}
+
+// String is the line for the user: the task, the event, its cause, and the remedy.
+func (k OOMKill) String() string {
+	var b strings.Builder
+	if k.Rank != nil {
+		fmt.Fprintf(&b, "task %d: ", *k.Rank)
+	}
+	b.WriteString("Out Of Memory: the kernel killed ")
+	switch {
+	case k.PID == 0:
+		b.WriteString("a process")
+	case k.Command == "":
+		fmt.Fprintf(&b, "process %d", k.PID)
+	default:
+		fmt.Fprintf(&b, "process %d (%q)", k.PID, k.Command)
+	}
+	switch k.Level {
+	case "":
+	case "machine":
+		b.WriteString(": the machine has no memory left")
+	case "parent":
+		b.WriteString(": the limit of a cgroup above the job is reached")
+	default:
+		fmt.Fprintf(&b, ": the memory limit of the %s is reached", k.Level)
+	}
+	var facts []string
+	for _, f := range []struct {
+		name  string
+		bytes *uint64
+	}{{"limit", k.LimitBytes}, {"peak", k.PeakBytes}, {"swap", k.SwapBytes}} {
+		if f.bytes != nil {
+			facts = append(facts, f.name+" "+mebibytes(*f.bytes))
+		}
+	}
+	if len(facts) > 0 {
+		fmt.Fprintf(&b, " (%s)", strings.Join(facts, ", "))
+	}
+	if k.Level == "task" || k.Level == "step" || k.Level == "job" {
+		b.WriteString("; --mem or --mem-per-cpu asks for more")
+	}
+	return b.String()
+}
+
+// mebibytes writes a size as Slurm's options take it.
+func mebibytes(n uint64) string {
+	if n != 0 && n < 1<<20 {
+		return fmt.Sprintf("%dK", n>>10)
+	}
+	return fmt.Sprintf("%.4gM", float64(n)/(1<<20))
+}
+
+// State is where a step stands in its life. The legal moves are one table,
+// stateMoves; Move is the only way to make one.
+type State string
+
+// The states that users see (the contract of ps and show).
+const (
+	Pending     State = "PENDING"
+	Starting    State = "STARTING"
+	Running     State = "RUNNING"
+	Completing  State = "COMPLETING"
+	Completed   State = "COMPLETED"
+	Failed      State = "FAILED"
+	Cancelled   State = "CANCELLED"
+	Timeout     State = "TIMEOUT"
+	OutOfMemory State = "OUT_OF_MEMORY"
+	NodeFail    State = "NODE_FAIL"
+)
+
+var stateMoves = map[State][]State{
+	Pending:    {Starting, Failed, Cancelled},
+	Starting:   {Running, Completing, Failed, Cancelled, Timeout, NodeFail},
+	Running:    {Completing, Completed, Failed, Cancelled, Timeout, OutOfMemory, NodeFail},
+	Completing: {Completed, Failed, Cancelled, Timeout, OutOfMemory, NodeFail},
+}
+
+// Final reports whether no move leads out of s.
+func (s State) Final() bool { return len(stateMoves[s]) == 0 }
+
+// Move returns to, or an error that names both states when the move is illegal.
+func (s State) Move(to State) (State, error) {
+	for _, legal := range stateMoves[s] {
+		if legal == to {
+			return to, nil
+		}
+	}
+	return s, fmt.Errorf("internal error: step cannot go from %s to %s", s, to)
+}
+
+// TaskState is where one task stands. FAILED means that it was never exec'd.
+type TaskState string
+
+const (
+	TaskPending  TaskState = "PENDING"
+	TaskStarting TaskState = "STARTING"
+	TaskRunning  TaskState = "RUNNING"
+	TaskExited   TaskState = "EXITED"
+	TaskFailed   TaskState = "FAILED"
+)

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -266,4 +268,141 @@ func (l *LimitCut) String() string {
 		return strconv.FormatUint(*v, 10)
 	}
 	return fmt.Sprintf("the limit %s is %s and not %s, as it was passed on: the node's hard limit is lower", l.Name, word(l.Had), word(l.Wanted))
+}
+
+// Escape is a living process of a step that is not in the step's cgroups: root
+// has moved it, as logind does where a task starts a session of its own.
+type Escape struct {
+	PID int
+	// Comm is under the user's control.
+	Comm string
+	// Cgroup is where it is, as /proc/PID/cgroup has it.
+	Cgroup string
+}
+
+func (e Escape) String() string {
+	return fmt.Sprintf("process %d (%q) was moved out of the step's cgroup to %q", e.PID, e.Comm, e.Cgroup)
+}
+
+// LimitPlan is what confines a step and its job. noded decides it before it writes
+// anything, so that --dry-run can show it, and carries it out before the step's stepd
+// starts.
+type LimitPlan struct {
+	// Writes are the writes for job and step in their order. The writes for
+	// single tasks are TaskWrites, with %t for the rank.
+	Writes     []step.CgroupWrite
+	TaskWrites []step.CgroupWrite
+	// V1 are the v1 controllers in which the step needs directories.
+	V1 []string
+	// Confine is the part that stepd carries out.
+	Confine step.Confinement
+	// Notes name the limits of the configuration that this node cannot enforce.
+	Notes []string
+}
+
+// TaskName is the name of a task's own cgroup below the step's.
+func TaskName(rank int) string { return taskPrefix + strconv.Itoa(rank) }
+
+const taskPrefix = "task_"
+
+// TaskRank is the opposite of TaskName. ok is false for a name that is not a task's.
+func TaskRank(name string) (rank int, ok bool) {
+	digits, ok := strings.CutPrefix(name, taskPrefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 31)
+	return int(n), err == nil && strconv.FormatUint(n, 10) == digits
+}
+
+// Held is a stream of the tasks that a process has kept open when all processes of
+// the step had ended.
+type Held struct {
+	// FD is 1 or 2, Rank the task's, or AllRanks.
+	FD, Rank int
+	// PID is the holder, 0 where none could be found; Command is its command line,
+	// or its name; UID is its user.
+	PID     int
+	Command string
+	UID     uint32
+}
+
+func (h Held) String() string {
+	name := map[int]string{1: "stdout", 2: "stderr"}[h.FD]
+	if h.Rank != AllRanks {
+		name = fmt.Sprintf("%s of task %d", name, h.Rank)
+	}
+	if h.PID == 0 {
+		return name + " held open by a process that is not in /proc (or its reader stands in the kernel)"
+	}
+	return fmt.Sprintf("%s held open by pid %d (%s) of uid %d", name, h.PID, h.Command, h.UID)
+}
+
+// Usage is what the kernel reports about a process at its end: of itself and of the
+// children that it waited for (getrusage(2)).
+type Usage struct {
+	User, System          time.Duration
+	MaxRSSBytes           int64 // the largest of these processes, not their sum
+	MinorFaults           int64
+	MajorFaults           int64
+	BlocksRead, BlocksOut int64 // of 512 bytes, from and to storage
+	// IO is /proc/PID/io, read before the process was reaped; "" where it was not read.
+	IO string
+}
+
+// MemMode is how the kernel takes memory for a task, as set_mempolicy(2) numbers it.
+type MemMode uint32
+
+const (
+	MemPreferred MemMode = 1 // of the node, and of others where it has none
+	MemBound     MemMode = 2 // of the nodes, and of no others
+	MemLocal     MemMode = 4 // of the node on which the task runs
+)
+
+// MemPolicy is the memory policy of one task, or of all (LocalID AllRanks).
+type MemPolicy struct {
+	LocalID int
+	Mode    MemMode
+	// Nodes are the memory nodes as the kernel's bit mask; empty for MemLocal.
+	Nodes []uint64
+}
+
+// SurvivorsError names the processes that were left when the wait for their end
+// was given up. errors.Is sees Cause, which is the context's.
+type SurvivorsError struct {
+	// Where is the place that was to be emptied: `cgroup "/…"`, or "the step of stepd 12".
+	Where     string
+	Survivors []step.Survivor
+	// Total counts them all; Survivors has the first of them.
+	Total int
+	Cause error
+}
+
+// Error is one line.
+func (e *SurvivorsError) Error() string {
+	text := fmt.Sprintf("cannot kill all processes of %s: %s", e.Where, e.Left())
+	if e.Cause != nil {
+		text += ": " + e.Cause.Error()
+	}
+	return text
+}
+
+// Unwrap returns the cause.
+func (e *SurvivorsError) Unwrap() error { return e.Cause }
+
+// Left names the processes that are left, in one line. Where Survivors lists fewer than
+// Total, the line says so.
+func (e *SurvivorsError) Left() string {
+	text := fmt.Sprintf("%d left", max(e.Total, len(e.Survivors)))
+	for i, s := range e.Survivors {
+		sep := ", "
+		if i == 0 {
+			sep = ": "
+		}
+		text += sep + s.String()
+	}
+	if len(e.Survivors) > 0 && e.Total > len(e.Survivors) {
+		text += ", ..."
+	}
+	return text
 }
