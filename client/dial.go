@@ -241,7 +241,7 @@ func (d *Dialer) runPrivate(prog, dir string) (stderr io.Reader, err error) {
 	}
 	defer theirs.Close()
 	p := &private{dir: dir, socket: filepath.Join(dir, "run", "noded.sock"), alive: ours, cmd: exec.Command(prog, "--private", dir)}
-	p.cmd.Stdin = theirs
+	p.cmd.Stdin, p.cmd.Env = theirs, append(plugins.HelperEnv(), "SLURM_CONF="+os.Getenv("SLURM_CONF"))
 	// The terminal's Ctrl-C is not for it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if stderr, err = p.cmd.StderrPipe(); err != nil {

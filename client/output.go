@@ -339,7 +339,7 @@ func newUserFiles(uid uint32) (*userFiles, error) {
 	if err := closeOnExec(); err != nil {
 		return nil, err
 	}
-	u := &userFiles{cmd: &exec.Cmd{Path: "/proc/self/exe", Args: []string{ReaderName}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: "/"}}
+	u := &userFiles{cmd: &exec.Cmd{Path: "/proc/self/exe", Args: []string{ReaderName}, Env: plugins.HelperEnv(), Dir: "/"}}
 	// The user may trace the child, who is to reach nothing of the caller's by it, the
 	// terminal first of all.
 	u.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred, Setsid: true}

@@ -385,9 +385,14 @@ func (n *Node) spawn(id step.ID, leaf *os.File, files ...*os.File) (*child.Proce
 	return p, nil
 }
 
-// stepdEnv is the environment of every stepd.
+// stepdEnv is the environment of every stepd: noded's own, which the plugins' host has from
+// stepd. It travels in no Spec, since those are kept: the site may have secrets in it.
 func (n *Node) stepdEnv() []string {
-	return []string{"PATH=" + child.SafePath, "SLURM_CONF=" + n.cfg.Site.SlurmConf, "SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
+	vars := []string{"SLURMD_NODENAME=" + n.cfg.NodeName, "GOMAXPROCS=1"}
+	if n.cfg.Site.SlurmConf != "" {
+		vars = append(vars, "SLURM_CONF="+n.cfg.Site.SlurmConf)
+	}
+	return child.Environ(vars...)
 }
 
 // stepdLog is where a stepd's standard error goes: the site's log file, or

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/internal/child"
 	"stepd/node"
 	"stepd/spank"
 	"stepd/step"
@@ -82,9 +83,13 @@ func openSlurmd(s *Site, conf step.SpankConf, stack spank.Stack, log *logrus.Log
 		defer out.Close()
 		files[1], files[2] = out, out
 	}
+	var env []string
+	if s.conf.File != "" {
+		env = append(env, "SLURM_CONF="+s.conf.File)
+	}
 	session, problems, err := spank.Open(ctx, spank.SessionConfig{
 		Program: spankhost, Context: spank.ContextSlurmd, Stack: stack, AllowReleases: conf.AllowReleases,
-		Env: slurmdEnv(s.conf.File), NodeName: s.conf.Node.Name,
+		Daemon: child.Environ(), Env: env, NodeName: s.conf.Node.Name,
 		Files:       files,
 		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: d.hear,
 	})
@@ -124,15 +129,6 @@ func pluginOutput(log *logrus.Logger) (*os.File, error) {
 		}
 	}()
 	return theirs, nil
-}
-
-// slurmdEnv is noded's own environment, with the configuration that it reads.
-func slurmdEnv(slurmConf string) []string {
-	env := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "SLURM_CONF=") })
-	if slurmConf != "" {
-		env = append(env, "SLURM_CONF="+slurmConf)
-	}
-	return env
 }
 
 // hear logs the plugins' messages.

@@ -23,6 +23,9 @@ type StartConfig struct {
 	Program string
 	// Title is its argv[0]: "spankhost: [12.0]".
 	Title string
+	// Env is what it is executed with, and so what ld.so acts on. What only plugins are to see
+	// is set later, by SETUP.
+	Env []string
 	// CgroupFD is the directory in which the host is born, -1 for none.
 	CgroupFD int
 	// Files are its stdin, stdout and stderr; nil is /dev/null.
@@ -87,7 +90,7 @@ func Start(cfg StartConfig) (*Host, error) {
 	h := &Host{control: control, log: log, pidfd: -1, logDone: make(chan struct{})}
 	attr := &syscall.ProcAttr{
 		Dir:   "/",
-		Env:   []string{},
+		Env:   cfg.Env,
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), hostFDControl: childControl.Fd(), hostFDLog: childLog.Fd()},
 		Sys:   &syscall.SysProcAttr{PidFD: &h.pidfd, Setpgid: cfg.OwnGroup},
 	}

@@ -27,8 +27,10 @@ type SessionConfig struct {
 	Stack   Stack
 	// AllowReleases lists further releases to accept ("20.11", "any").
 	AllowReleases []string
-	// Env is the plugins' environ.
-	Env []string
+	// Daemon is the environment of the daemon that the host belongs to, with which it is
+	// executed; nil on a user's side: nothing that a user sets reaches ld.so there. Env is set
+	// over it for the plugins.
+	Daemon, Env []string
 	// JobControl is the job control environment: NAME=VALUE, without a prefix.
 	JobControl [][]byte
 	NodeName   string
@@ -93,7 +95,7 @@ func (s *Session) start() error {
 		// Never unlocked: the thread ends with this goroutine, after the host.
 		runtime.LockOSThread()
 		h, err := Start(StartConfig{
-			Program: s.cfg.Program, Title: fmt.Sprintf("spankhost: [%s]", s.cfg.Context), CgroupFD: -1, Files: s.cfg.Files, KeepDir: true,
+			Program: s.cfg.Program, Title: fmt.Sprintf("spankhost: [%s]", s.cfg.Context), Env: s.cfg.Daemon, CgroupFD: -1, Files: s.cfg.Files, KeepDir: true,
 			OwnGroup: s.cfg.Context == ContextSlurmd || s.cfg.Context == ContextJobScript,
 		})
 		s.host = h

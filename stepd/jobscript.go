@@ -119,7 +119,7 @@ func (j *jobHooks) call(stack spank.Stack, res *stepapi.JobScriptResult, whole b
 	}
 	s, problems, err := spank.Open(context.Background(), spank.SessionConfig{
 		Program: filepath.Join(filepath.Dir(self), "spankhost"), Context: spank.ContextJobScript,
-		Stack: stack, AllowReleases: j.job.Spank.AllowReleases, Env: env, JobControl: j.job.JobControl,
+		Stack: stack, AllowReleases: j.job.Spank.AllowReleases, Daemon: os.Environ(), Env: env, JobControl: j.job.JobControl,
 		NodeName: j.job.NodeName, User: j.job.User, JobID: j.job.JobID,
 		HookTimeout: time.Duration(j.job.Spank.HookTimeoutS) * time.Second, Log: j.hear,
 	})

@@ -106,14 +106,13 @@ func setBinding(env *envList, b *step.Binding, ntasks, nnodes int) {
 	}
 }
 
-// hostEnv is the environ that plugins find in the host: nothing of the user's
-// is in it, since they run as root there.
+// hostEnv is what plugins find in the host's environ over noded's own environment: nothing of
+// the user's, since they run as root there.
 func hostEnv(s *step.Spec) []string {
-	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "SHELL=/bin/sh", "PWD=/"}
+	env := []string{"SLURMD_NODENAME=" + s.NodeName}
 	if s.SlurmConf != "" {
 		env = append(env, "SLURM_CONF="+s.SlurmConf)
 	}
-	env = append(env, "SLURMD_NODENAME="+s.NodeName)
 	if isBatch(s) {
 		return env // a script is no MPI program
 	}

@@ -44,6 +44,7 @@ func AskNames(question string) (map[string]string, error) {
 		return nil, err
 	}
 	cmd := exec.Command(prog, "--lookup")
+	cmd.Env = HelperEnv()
 	cmd.Stdin = strings.NewReader(question + "\n")
 	out, err := cmd.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 2 {
@@ -59,6 +60,12 @@ func AskNames(question string) (map[string]string, error) {
 		}
 	}
 	return answer, nil
+}
+
+// HelperEnv is the environment of the programs that stepctl starts for itself: a library that the
+// user preloads would write between the words that they say.
+func HelperEnv() []string {
+	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 }
 
 // Beside finds one of our programs: beside this one, else in the folders that

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -24,6 +25,21 @@ import (
 
 // SafePath is the PATH of the programs that noded starts: never a user's.
 const SafePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Environ is noded's own environment for the programs that it starts, with vars in the place of
+// its own variables of these names. It lacks those by which systemd and noded know each other: a
+// program that has them speaks for noded.
+func Environ(vars ...string) []string {
+	drop := []string{"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"}
+	for _, v := range vars {
+		name, _, _ := strings.Cut(v, "=")
+		drop = append(drop, name)
+	}
+	return append(slices.DeleteFunc(os.Environ(), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return slices.Contains(drop, name)
+	}), vars...)
+}
 
 // Process is a process that noded follows. Its pidfd names it, whatever becomes of the
 // number. The caller closes it; until then each method may be called from any goroutine.

@@ -54,8 +54,7 @@ void command_post_opt(struct host *h, struct outcome *out)
 	stack_call(h, HOOK_INIT_POST_OPT, NO_RANK, out);
 }
 
-/* The variables that srun has set by then (traces/srun1.tsv). */
-static bool set_environ(const struct env *env, struct outcome *out)
+bool set_environ(const struct env *env, struct outcome *out)
 {
 	for (size_t i = 0; i < env->n; i++) {
 		if (putenv(env->v[i]) != 0)

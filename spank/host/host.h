@@ -176,6 +176,8 @@ void command_option(struct host *h, struct reader *args, const int *fds, size_t 
 void command_post_opt(struct host *h, struct outcome *out);
 void command_local_user_init(struct host *h, const int *fds, size_t nfds, struct outcome *out);
 void command_state(struct host *h, struct outcome *out);
+/* Puts the variables of env into environ, over those that it has. */
+bool set_environ(const struct env *env, struct outcome *out);
 /* Takes over a blob that came with a command, and sets its TAG_HOST_ENV in environ. */
 bool update_environ(struct host *h, const int *fds, size_t nfds, struct outcome *out);
 void command_hook(struct host *h, struct reader *args, struct outcome *out);

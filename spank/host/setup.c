@@ -58,17 +58,6 @@ static bool open_proc(struct host *h, struct outcome *out)
 	return true;
 }
 
-static bool set_host_env(const struct env *env, struct outcome *out)
-{
-	if (clearenv() != 0)
-		return fail(out, ENOMEM, "cannot clear the environment");
-	for (size_t i = 0; i < env->n; i++) {
-		if (putenv(env->v[i]) != 0)
-			return fail(out, errno, "cannot set the environment");
-	}
-	return true;
-}
-
 static bool read_config(struct host *h, int fd, struct outcome *out)
 {
 	const char *why;
@@ -154,7 +143,7 @@ static bool setup(struct host *h, struct outcome *out)
 	if (h->cfg.join_ns != JOIN_NEVER && h->job_ns < 0)
 		return fail(out, EBADF,
 			    "cannot join the job's container: its namespace is missing");
-	return take_place(h, out) && open_proc(h, out) && set_host_env(&h->cfg.host_env, out);
+	return take_place(h, out) && open_proc(h, out) && set_environ(&h->cfg.host_env, out);
 }
 
 void command_setup(struct host *h, struct reader *args, int *fds, size_t nfds, struct outcome *out)

@@ -133,6 +133,7 @@ func startHost(spec *step.Spec, cgroupFD int, onMain func(func())) (task.Host, e
 		h, err = spank.Start(spank.StartConfig{
 			Program:  filepath.Join(filepath.Dir(self), "spankhost"),
 			Title:    fmt.Sprintf("spankhost: [%s]", spec.ID.Name()),
+			Env:      os.Environ(), // noded's
 			CgroupFD: cgroupFD,
 			OwnGroup: true,
 		})
