@@ -3,7 +3,7 @@
 // user leaves it. The verbs that only print are in client/report and client/top; what an
 // option means is in client/options.
 //
-// Begin with Dialer (dial.go) and RunCommand (run.go); attach.go, alloc.go and batch.go are
+// Begin with Dialer (dial.go) and RunCommand (run.go); attach.go and jobs.go (alloc, batch) are
 // the other verbs.
 package client
 
