@@ -101,7 +101,7 @@ func (s *State) numberJob(tx *store.Tx, want step.ID, job *Job) (forgotten []ste
 // runs counts the runs before that one. Nothing is forgotten where the job has not ended, or
 // one of its steps is of such a run.
 func (s *State) forgetRuns(tx *store.Tx, job, runs uint32) (forgotten []step.ID, err error) {
-	if has(tx, kindJob, jobKey(job)) {
+	if tx.Has(kindJob, jobKey(job)) {
 		return nil, nil
 	}
 	for _, key := range s.all.Keys(kindStep, ofJob(job)) {
@@ -127,9 +127,9 @@ func (s *State) forgetRuns(tx *store.Tx, job, runs uint32) (forgotten []step.ID,
 // isKnown reports whether anything is kept of a job with that number.
 func (s *State) isKnown(tx *store.Tx, job uint32) bool {
 	of := func(kind string) bool {
-		return slices.ContainsFunc(s.all.Keys(kind, ofJob(job)), func(key string) bool { return has(tx, kind, key) })
+		return slices.ContainsFunc(s.all.Keys(kind, ofJob(job)), func(key string) bool { return tx.Has(kind, key) })
 	}
-	return has(tx, kindJob, jobKey(job)) || of(kindStep) || of(kindHeld)
+	return tx.Has(kindJob, jobKey(job)) || of(kindStep) || of(kindHeld)
 }
 
 // NewStepAs numbers a further step of a running job, as NewJobAs numbers the first. The error
@@ -159,7 +159,7 @@ func (s *State) numberStep(tx *store.Tx, want step.ID, job uint32) (id step.ID, 
 	next := step.ID{Job: job, Step: j.NextStep}
 	switch {
 	case want.Step == step.ExternStep || want.Step == step.InteractiveStep:
-		if has(tx, kindStep, stepKey(want)) {
+		if tx.Has(kindStep, stepKey(want)) {
 			return id, nil, HadError{want}
 		}
 		return want, j, nil
@@ -167,7 +167,7 @@ func (s *State) numberStep(tx *store.Tx, want step.ID, job uint32) (id step.ID, 
 		return id, nil, errors.New("all step numbers are spent")
 	case want.Job == 0:
 		return next, j, nil
-	case !has(tx, kindStep, stepKey(want)):
+	case !tx.Has(kindStep, stepKey(want)):
 		return want, j, nil
 	case next.Step >= step.StepsEnd:
 		return id, nil, TakenError{}
@@ -208,7 +208,7 @@ func (s *State) EndJob(job uint32) error {
 	err := s.all.Record(func(tx *store.Tx) error {
 		tx.Delete(kindControl, key)
 		tx.Delete(kindJob, key)
-		if !has(tx, kindBatch, key) {
+		if !tx.Has(kindBatch, key) {
 			return nil
 		}
 		return changeBatch(tx, job, func(b *batchRecord) { b.Job, b.Control = nil, nil })

@@ -2,7 +2,6 @@ package state
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -132,38 +131,45 @@ func spend(tx *store.Tx, job uint32) error {
 // rebooted, or noded was killed between its writes to the two journals.
 func (s *State) restoreBatch() error {
 	return s.all.Record(func(tx *store.Tx) error {
+		highest := uint32(0)
 		for _, key := range s.all.Keys(kindBatch, "") {
-			var b batchRecord
-			if err := tx.Get(kindBatch, key, &b); err != nil {
+			id, err := step.ParseID(key + ".batch")
+			if err != nil {
 				return err
 			}
-			if err := spend(tx, b.Step.ID.Job); err != nil {
+			highest = max(highest, id.Job)
+			// So it is with all of them but for the one that was being written: they are not decoded.
+			if tx.Has(kindStep, stepKey(id)) && (tx.Has(kindJob, key) || tx.Has(kindEnded, stepKey(id))) {
+				continue
+			}
+			if err := restoreBatchJob(tx, key); err != nil {
 				return err
-			}
-			if id := stepKey(b.Step.ID); !has(tx, kindStep, id) {
-				if err := tx.Put(kindStep, id, &b.Step); err != nil {
-					return err
-				}
-			}
-			if b.Step.State.Final() && !has(tx, kindEnded, stepKey(b.Step.ID)) {
-				if err := tx.Put(kindEnded, stepKey(b.Step.ID), Uptime{}); err != nil {
-					return err
-				}
-			}
-			if b.Job != nil && !has(tx, kindJob, key) {
-				if err := errors.Join(tx.Put(kindJob, key, b.Job), tx.Put(kindControl, key, b.Control)); err != nil {
-					return err
-				}
 			}
 		}
-		return nil
+		return spend(tx, highest)
 	})
 }
 
-// has reports whether there is such a record, which can be read.
-func has(tx *store.Tx, kind, key string) bool {
-	var value json.RawMessage
-	return tx.Get(kind, key, &value) == nil
+func restoreBatchJob(tx *store.Tx, key string) error {
+	var b batchRecord
+	if err := tx.Get(kindBatch, key, &b); err != nil {
+		return err
+	}
+	id := stepKey(b.Step.ID)
+	if !tx.Has(kindStep, id) {
+		if err := tx.Put(kindStep, id, &b.Step); err != nil {
+			return err
+		}
+	}
+	if b.Step.State.Final() && !tx.Has(kindEnded, id) {
+		if err := tx.Put(kindEnded, id, Uptime{}); err != nil {
+			return err
+		}
+	}
+	if b.Job != nil && !tx.Has(kindJob, key) {
+		return errors.Join(tx.Put(kindJob, key, b.Job), tx.Put(kindControl, key, b.Control))
+	}
+	return nil
 }
 
 // readEnded reads when steps ended. Steps of another boot count as ended now.
@@ -271,7 +277,7 @@ func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
 // run of the job may have its number.
 func forgetBatch(tx *store.Tx, gone []step.ID) {
 	for _, id := range gone {
-		if id.Step == step.BatchStep && !has(tx, kindStep, stepKey(id)) {
+		if id.Step == step.BatchStep && !tx.Has(kindStep, stepKey(id)) {
 			tx.Delete(kindBatch, jobKey(id.Job))
 		}
 	}

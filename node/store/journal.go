@@ -63,7 +63,7 @@ type journal struct {
 
 const (
 	// copySize is how much of a copy is written at once, in bytes.
-	copySize = 1 << 20
+	copySize = 1 << 16
 	// compactMin is the least garbage for which a journal is written anew, in bytes.
 	compactMin = 1 << 19
 	// writeAgain is how long it is until a write is tried again.

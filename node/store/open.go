@@ -101,7 +101,23 @@ func (j *journal) load(folders func(string) (folder, error)) (r *replayed, err e
 	if err != nil {
 		return nil, err
 	}
-	return replay(j.f)
+	// At once: start copies every value, and a noded with hundreds of steps would else read
+	// each of them twice before it is ready.
+	content, err := readAll(j.f)
+	if err != nil {
+		return nil, err
+	}
+	return replay(inline{j.f, content})
+}
+
+func readAll(f file) ([]byte, error) {
+	size, _, err := f.stat()
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, size)
+	_, err = f.ReadAt(content, 0)
+	return content, err
 }
 
 // abandon closes what load has opened.
@@ -143,11 +159,7 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 	if err := s.restoreNumbers(trusted, len(durable.bad)); err != nil {
 		return err
 	}
-	// The volatile one first: it keeps the deletions that the durable one does not have.
-	if err := s.volatile.rewrite(s.volatile.kept()); err != nil {
-		return err
-	}
-	doing(s.durable)
+	kept := s.volatile.kept() // before the durable one forgets its deletions
 	s.durable.index, s.durable.live = make(map[string]map[string]place), 0
 	for kind, of := range s.volatile.index {
 		for key, p := range of {
@@ -156,6 +168,11 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 			}
 		}
 	}
+	// The volatile one first: it has the deletions that the durable one is then without.
+	if err := s.volatile.rewrite(kept); err != nil {
+		return err
+	}
+	doing(s.durable)
 	return s.durable.rewrite(s.durable.kept())
 }
 
@@ -166,17 +183,17 @@ func (s *Store) add(k id, value any) error {
 		return err
 	}
 	s.seq++
-	s.volatile.note(k, newPlace(inline{b: doc}, 0, s.seq, &record{k, doc, 0}))
+	s.volatile.note(k, newPlace(inline{content: doc}, 0, s.seq, &record{k, doc, 0}))
 	return nil
 }
 
-// inline is a file that has one value.
+// inline is a file whose content is in memory; of one without a file it can only be read.
 type inline struct {
 	file
-	b []byte
+	content []byte
 }
 
-func (v inline) ReadAt(b []byte, off int64) (int, error) { return copy(b, v.b[off:]), nil }
+func (f inline) ReadAt(b []byte, off int64) (int, error) { return copy(b, f.content[off:]), nil }
 
 // KindDamage is the kind of the records that Damage returns.
 const KindDamage = "damage"

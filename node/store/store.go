@@ -103,14 +103,24 @@ func (tx *Tx) put(k id, value []byte) {
 // wraps ErrNotFound.
 func (tx *Tx) Get(kind, key string, value any) error {
 	k := id{kind, key}
-	doc, ok := tx.b.values[k]
-	if !ok {
-		var err error
-		if doc, err = tx.s.read(k, func(*batch) bool { return true }); err != nil {
-			return err
-		}
+	doc, err := tx.read(k)
+	if err != nil {
+		return err
 	}
 	return decode(k, doc, value)
+}
+
+// Has reports whether Get would find a record, of which it decodes nothing.
+func (tx *Tx) Has(kind, key string) bool {
+	doc, err := tx.read(id{kind, key})
+	return err == nil && !bytes.Equal(doc, deleted)
+}
+
+func (tx *Tx) read(k id) ([]byte, error) {
+	if doc, ok := tx.b.values[k]; ok {
+		return doc, nil
+	}
+	return tx.s.read(k, func(*batch) bool { return true })
 }
 
 func decode(k id, doc []byte, value any) error {
