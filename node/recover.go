@@ -31,6 +31,10 @@ type recovery struct {
 	running map[step.ID]bool
 	// adopted counts the steps that were found running.
 	adopted int
+	// jobIDs are the jobs that were taken back.
+	jobIDs map[uint32]bool
+	// places gets the steps that have places, once.
+	places chan []step.ID
 }
 
 // Recover finds what an earlier noded left: steps that run are followed again,
@@ -39,7 +43,8 @@ type recovery struct {
 // before requests are served.
 func (n *Node) Recover(ctx context.Context) error {
 	begin := time.Now()
-	r := &recovery{n: n, running: make(map[step.ID]bool)}
+	r := &recovery{n: n, running: make(map[step.ID]bool), jobIDs: make(map[uint32]bool), places: make(chan []step.ID, 1)}
+	go r.listPlaces() // beside the rest: with hundreds of steps it takes a tenth of the time
 	if err := r.refind(ctx); err != nil {
 		return err
 	}
@@ -78,13 +83,14 @@ func (r *recovery) refind(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	known := make(map[step.ID]bool)
+	for _, id := range r.n.store.IDs(0) {
+		known[id] = true
+	}
 	for _, e := range entries {
 		name, ok := strings.CutSuffix(e.Name(), ".sock")
 		id, err := step.ParseID(name)
-		if !ok || err != nil {
-			continue
-		}
-		if _, err := r.n.store.Step(id); err == nil {
+		if !ok || err != nil || known[id] {
 			continue
 		}
 		rec := r.askStepd(id)
@@ -202,6 +208,7 @@ func (r *recovery) readopt(rec state.Job, holders int) *job {
 		r.n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
 	rec.GoOn(r.n.cfg.clock, r.n.boot)
+	r.jobIDs[rec.ID] = true
 	return r.n.reg.adopt(rec, cpus, holders)
 }
 
@@ -384,14 +391,19 @@ func (r *recovery) meetStepd(rec *step.Record) (*child.Process, *stepapi.Conn, s
 	return p, conn, ""
 }
 
-// sweep removes what is left of steps that are final: cgroups, sockets, result
-// files. What the store never numbered is another noded's, and stays.
-func (r *recovery) sweep() {
+// listPlaces lists the steps that have places on the host.
+func (r *recovery) listPlaces() {
 	ids, err := r.n.cfg.Tracker.Steps()
 	if err != nil {
 		r.n.log.Errorf("cannot list leftovers: %v", err)
 	}
-	for _, id := range ids {
+	r.places <- ids
+}
+
+// sweep removes what is left of steps that are final: cgroups, sockets, result
+// files. What the store never numbered is another noded's, and stays.
+func (r *recovery) sweep() {
+	for _, id := range <-r.places {
 		if r.running[id] || r.n.health.Holds(id) || r.isJobs(id) {
 			continue
 		}
@@ -428,9 +440,10 @@ func (r *recovery) sweep() {
 	})
 }
 
-// isJobs reports whether a place belongs to a job that is not over, and not to a step.
+// isJobs reports whether a place belongs to a job that was taken back, and not to a step:
+// the job's end removes it.
 func (r *recovery) isJobs(id step.ID) bool {
-	return r.n.reg.job(id.Job) != nil && (id.Step == scripts.PlaceID || id.Step == KeeperPlace)
+	return r.jobIDs[id.Job] && (id.Step == scripts.PlaceID || id.Step == KeeperPlace)
 }
 
 func (r *recovery) leftover(id step.ID) *step.Record {

@@ -372,12 +372,13 @@ func TestRestartSparesPlaces(t *testing.T) {
 	tn = start(t, dir, func(c *Config) { c.Tracker = tracker })
 	t.Cleanup(func() { tn.stop() })
 	tn.eventually("the end of a leftover", func() bool { return tracker.times(stale) == 1 })
+	r := &recovery{n: tn.Node, jobIDs: map[uint32]bool{id.Job: true}}
 	for _, p := range places {
-		if n := tracker.times(p); n != 0 || !(&recovery{n: tn.Node}).isJobs(p) {
+		if n := tracker.times(p); n != 0 || !r.isJobs(p) {
 			t.Errorf("place %s was ended %d times while its job runs", p, n)
 		}
 	}
-	if (&recovery{n: tn.Node}).isJobs(stale) {
+	if r.isJobs(stale) {
 		t.Error("a step is taken for a place of the job's")
 	}
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
