@@ -167,3 +167,70 @@ func TestRootContainerOptions(t *testing.T) {
 		emptyBase(t, base)
 	})
 }
+
+// TestRootContainerFault: a BasePath in which no container can be made drains the node, with
+// the reason and what mends it: when noded starts, and with the job that finds it. A reload
+// with such a configuration is refused.
+func TestRootContainerFault(t *testing.T) {
+	waits(t)
+	base := filepath.Join(containerBase(t), "base")
+	n := startNode(t, site{Slurm: "JobContainerType=job_container/tmpfs\n", Container: "BasePath=" + base + "\n"})
+	drained := func(words ...string) {
+		t.Helper()
+		doc := n.idle(t)
+		if doc.State != "DRAINED" {
+			t.Errorf("node %s: %q", doc.State, doc.Reason)
+		}
+		contains(t, "reason", doc.Reason, append(words, base, "BasePath= in job_container.conf")...)
+		if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "node is drained: ") {
+			t.Errorf("a job on the drained node: %v", r)
+		}
+	}
+	runs := func() {
+		t.Helper()
+		if r := n.do(t, call{args: []string{"node", "resume"}, root: true}); r.code != 0 {
+			t.Fatal(r)
+		}
+		if r := n.ctl(t, "run", "true"); r.code != 0 {
+			t.Errorf("a job on the mended node: %v", r)
+		}
+		n.idle(t)
+	}
+	drained("no such file or directory", "make it or set AutoBasePath=true")
+	t.Run("mended", func(t *testing.T) {
+		must(t, os.Mkdir(base, 0o755))
+		runs()
+	})
+	t.Run("found by a job", func(t *testing.T) {
+		must(t, os.Chmod(base, 0o777))
+		r := n.ctl(t, "run", "true")
+		if r.code != 1 {
+			t.Errorf("got %v", r)
+		}
+		contains(t, "stderr", r.err, "others than root may write there")
+		drained("others than root may write there", "chmod go-w "+base)
+	})
+	t.Run("a reload is refused", func(t *testing.T) {
+		n.hup(t, "cannot reload: cannot use job container directory")
+		n.logs(t, "others than root may write there", "goes on with the configuration that it has")
+		must(t, os.Chmod(base, 0o755))
+		n.hup(t, "noded: ready")
+		runs()
+	})
+	t.Run("a script that others may write", func(t *testing.T) {
+		script := filepath.Join(filepath.Dir(base), "init.sh")
+		must(t, os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755))
+		n.write(t, "job_container.conf", "BasePath="+base+"\nInitScript="+script+"\n")
+		n.hup(t, "noded: ready")
+		must(t, os.Chmod(script, 0o777))
+		if r := n.ctl(t, "run", "true"); r.code != 1 {
+			t.Errorf("got %v", r)
+		}
+		if doc := n.idle(t); doc.State != "DRAINED" || !strings.Contains(doc.Reason, script) {
+			t.Errorf("node %s: %q", doc.State, doc.Reason)
+		}
+		must(t, os.Chmod(script, 0o755))
+		runs()
+	})
+	n.checkClean(t)
+}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/printable"
+	"stepd/step/launch"
 )
 
 const (
@@ -51,7 +52,7 @@ func baseError(cfg *Config, err error) error {
 	if errors.Is(err, unix.ENOENT) && !cfg.AutoBasePath {
 		hint += ": make it or set AutoBasePath=true"
 	}
-	return fmt.Errorf("cannot use job container directory %q: %w (%s)", cfg.BasePath, err, hint)
+	return &launch.FaultError{Err: fmt.Errorf("cannot use job container directory %q: %w (%s)", cfg.BasePath, err, hint)}
 }
 
 // openTag opens an existing BASE/TAG for removing from it; nil when there is none.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step/launch"
 )
 
 // scriptTimeout bounds a script where Config has no bound: Slurm's 10 s.
@@ -201,14 +203,19 @@ func validTag(tag string) bool {
 // makes nothing. What an error names it names with the command that mends it, where there
 // is one.
 func (t *Tmpfs) Check() error {
+	return errors.Join(checkBase(&t.cfg), t.checkScripts())
+}
+
+// checkScripts checks the site's scripts as the first job would.
+func (t *Tmpfs) checkScripts() error {
 	cfg := &t.cfg
-	errs := []error{checkBase(cfg)}
+	var errs []error
 	for _, s := range []struct{ key, path string }{{"InitScript", cfg.InitScript}, {"CloneNSScript", cfg.CloneNSScript}, {"CloneNSEpilog", cfg.CloneNSEpilog}} {
 		if s.path == "" {
 			continue
 		}
 		if err := checkScript(s.path); err != nil {
-			errs = append(errs, fmt.Errorf("cannot use %q: %w (%s= in job_container.conf)", s.path, err, s.key))
+			errs = append(errs, &launch.FaultError{Err: fmt.Errorf("cannot use %q: %w (%s= in job_container.conf)", s.path, err, s.key)})
 		}
 	}
 	return errors.Join(errs...)

@@ -258,24 +258,3 @@ func killedAt(at, top string) {
 	}
 	fail(fmt.Errorf("never came to %q", at))
 }
-
-// end forgets what a noded that ends leaves to the next one: its descriptors.
-func (t *Tmpfs) end() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var errs []error
-	for job, c := range t.jobs {
-		if c.ns != nil {
-			errs = append(errs, c.ns.Close())
-			c.forget()
-		}
-		delete(t.jobs, job)
-	}
-	t.pins.mu.Lock()
-	defer t.pins.mu.Unlock()
-	if t.pins.users > 0 {
-		t.pins.users = 0
-		errs = append(errs, t.pins.dir.Close())
-	}
-	return errors.Join(errs...)
-}

@@ -129,7 +129,7 @@ func TestRootKeeperAfterRestart(t *testing.T) {
 		f.create(first, job+1)
 	}
 	keepers := []int{f.keeperOf(1), f.keeperOf(2), f.keeperOf(3)}
-	if err := first.end(); err != nil {
+	if err := first.Fini(); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(keepers[1], syscall.SIGKILL); err != nil {
@@ -190,7 +190,7 @@ func TestRootPIDNamespaceThatDoesNotEnd(t *testing.T) {
 	if err := first.Delete(t.Context(), 1); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Delete: %v", err)
 	}
-	if err := first.end(); err != nil {
+	if err := first.Fini(); err != nil {
 		t.Fatal(err)
 	}
 	second, err := NewTmpfs(f.cfg)

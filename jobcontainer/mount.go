@@ -66,6 +66,17 @@ func (p *pinRoot) release() error {
 	return printable.JoinErrors(unmountFile(dir), dir.Close(), p.last())
 }
 
+// leave closes the directory and leaves the mount to the next noded.
+func (p *pinRoot) leave() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.users == 0 {
+		return nil
+	}
+	p.users = 0
+	return p.dir.Close()
+}
+
 // mountPinRoot makes the bind mount, or takes over one that an earlier noded
 // left: RUN is ours, so any mount at RUN/jobs is.
 func mountPinRoot(p string) (*os.File, error) {

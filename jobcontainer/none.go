@@ -17,17 +17,17 @@ func (None) Create(context.Context, uint32, step.User) error { return nil }
 // Join reports that there is nothing to join.
 func (None) Join(uint32) (launch.Namespaces, error) { return launch.Namespaces{}, nil }
 
-// EntireStepInNS reports false: there is no namespace.
-func (None) EntireStepInNS() bool { return false }
-
 // AddCont does nothing.
 func (None) AddCont(uint32, uint64) error { return nil }
 
 // AddPID does nothing.
-func (None) AddPID(uint32, int) error { return nil }
+func (None) AddPID(uint32, int, uint32) error { return nil }
 
 // Delete does nothing.
 func (None) Delete(context.Context, uint32) error { return nil }
 
 // Restore does nothing.
 func (None) Restore(context.Context, []uint32) error { return nil }
+
+// Fini does nothing.
+func (None) Fini() error { return nil }

@@ -117,7 +117,7 @@ func TestRootRestoreKeepsRunningJobs(t *testing.T) {
 		f.create(first, job+1)
 		f.user(first, job+1, fmt.Sprintf("echo %d > /tmp/job", job+1))
 	}
-	if err := first.end(); err != nil { // SIGTERM: jobs go on
+	if err := first.Fini(); err != nil { // SIGTERM: jobs go on
 		t.Fatal(err)
 	}
 	second := f.plugin(1, 3)
@@ -174,7 +174,7 @@ func TestRootRestoreAfterReboot(t *testing.T) {
 // reboot leaves what one does: the directories, without RUN.
 func (f *fixture) reboot(c *Tmpfs) {
 	f.t.Helper()
-	if err := c.end(); err != nil {
+	if err := c.Fini(); err != nil {
 		f.t.Fatal(err)
 	}
 	f.unmount()
@@ -191,7 +191,7 @@ func TestRootRestoreWithAnotherBasePath(t *testing.T) {
 	f.create(c, 1)
 	f.create(c, 2)
 	old1, old2 := f.private(1), f.private(2)
-	if err := c.end(); err != nil {
+	if err := c.Fini(); err != nil {
 		t.Fatal(err)
 	}
 	f.cfg.BasePath = f.top + "/base2"

@@ -173,7 +173,7 @@ nsenter --mount=$SLURM_NS sh -c 'ls /tmp' >> ` + log + "\n"
 		t.Errorf("the job sees %q", got)
 	}
 	// The next noded knows whose job it was.
-	if err := c.end(); err != nil {
+	if err := c.Fini(); err != nil {
 		t.Fatal(err)
 	}
 	c, err := NewTmpfs(f.cfg)
@@ -198,7 +198,7 @@ nsenter --mount=$SLURM_NS sh -c 'ls /tmp' >> ` + log + "\n"
 	f.cfg.Warn = func(err error) { warned = append(warned, err) }
 	c = f.plugin()
 	f.create(c, 8)
-	if err := c.end(); err != nil {
+	if err := c.Fini(); err != nil {
 		t.Fatal(err)
 	}
 	if c, err = NewTmpfs(f.cfg); err != nil {

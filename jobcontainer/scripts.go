@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step/launch"
 )
 
 const (
@@ -74,7 +76,7 @@ func (p *plan) run(ctx context.Context, s script) error {
 		return nil
 	}
 	if err := checkScript(s.path); err != nil {
-		return fmt.Errorf("cannot run %q for job %d: %w (%s= in job_container.conf)", s.path, p.job, err, s.key)
+		return &launch.FaultError{Err: fmt.Errorf("cannot run %q for job %d: %w (%s= in job_container.conf)", s.path, p.job, err, s.key)}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, s.timeout, fmt.Errorf("no end after %v", s.timeout))
 	defer cancel()

@@ -48,10 +48,10 @@ type container struct {
 	users int // guarded by Tmpfs.mu
 
 	mu     sync.Mutex
-	ns     *os.File // guarded by mu; nil before Create and after Delete
-	spaces *spaces  // guarded by mu; beside ns
-	lost   error    // guarded by mu; why a running job's namespace is missing
-	pids   []int    // guarded by mu; the job's own processes, for messages
+	ns     *os.File       // guarded by mu; nil before Create and after Delete
+	spaces *spaces        // guarded by mu; beside ns
+	lost   error          // guarded by mu; why a running job's namespace is missing
+	pids   map[int]uint32 // guarded by mu; the job's own processes and their users, for messages
 }
 
 // forget closes what is beside ns. It is called with mu held.
@@ -276,6 +276,7 @@ func (t *Tmpfs) Join(job uint32) (ns launch.Namespaces, err error) {
 		return ns, nil
 	}
 	own := []*os.File{c.ns, nil, nil}
+	ns.EntireStep = t.cfg.EntireStepInNS
 	if c.spaces != nil {
 		if err := c.spaces.usable(); err != nil {
 			return ns, fmt.Errorf("cannot join the container of job %d: %w", job, err)
@@ -296,20 +297,17 @@ func (t *Tmpfs) Join(job uint32) (ns launch.Namespaces, err error) {
 	return ns, nil
 }
 
-// EntireStepInNS returns the configured value.
-func (t *Tmpfs) EntireStepInNS() bool { return t.cfg.EntireStepInNS }
-
 // Restore finds the containers of an earlier noded: containers of running
-// jobs are opened again, all others deleted. It also tries the configuration, so that a
-// mistake shows when noded starts and not with the first job. It goes on after
+// jobs are opened again, all others deleted. It also tries the configuration: what would
+// fail every job, one after the other, is a *launch.FaultError in its error. It goes on after
 // an error and returns all of them; a running job that it could not restore
 // can start no more steps, but its processes are not touched.
 func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 	pins, err := t.pins.acquire()
 	if err != nil {
-		return fmt.Errorf("cannot restore job containers: %w", err)
+		return &launch.FaultError{Err: fmt.Errorf("cannot make job containers: %w", err)}
 	}
-	var errs []error
+	errs := []error{t.checkScripts()}
 	found, err := jobNames(pins)
 	errs = append(errs, err)
 	tag, err := makeTag(&t.cfg)
@@ -329,6 +327,22 @@ func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 		errs = append(errs, t.adopt(pins, job))
 	}
 	return printable.JoinErrors(append(errs, t.pins.release())...)
+}
+
+// Fini closes all that is open, when nothing goes on any more. The containers stay, and
+// Restore finds them.
+func (t *Tmpfs) Fini() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs []error
+	for _, c := range t.jobs {
+		if c.ns != nil {
+			errs = append(errs, c.ns.Close())
+			c.forget()
+		}
+	}
+	clear(t.jobs)
+	return errors.Join(append(errs, t.pins.leave())...)
 }
 
 // adopt opens the pinned namespace of a running job.
@@ -386,10 +400,10 @@ func (t *Tmpfs) AddCont(job uint32, cont uint64) error {
 	return nil
 }
 
-// AddPID notes that a process works for the job: its stepd, or a helper. No
+// AddPID notes that a process of user uid is of the job: its stepd, one that was adopted. No
 // process can be put into a mount namespace by another one, so nothing is
 // moved; a Delete that fails names the processes that are inside.
-func (t *Tmpfs) AddPID(job uint32, pid int) error {
+func (t *Tmpfs) AddPID(job uint32, pid int, uid uint32) error {
 	c := t.lock(job)
 	defer t.unlock(job, c)
 	if c.ns == nil {
@@ -398,9 +412,10 @@ func (t *Tmpfs) AddPID(job uint32, pid int) error {
 	if _, err := c.holds(pid); err != nil {
 		return fmt.Errorf("cannot add process %d to job %d: %w", pid, job, err)
 	}
-	if !slices.Contains(c.pids, pid) {
-		c.pids = append(c.pids, pid)
+	if c.pids == nil {
+		c.pids = make(map[int]uint32)
 	}
+	c.pids[pid] = uid
 	return nil
 }
 
@@ -422,11 +437,12 @@ func (c *container) holds(pid int) (bool, error) {
 // explains a directory that fills while it is emptied.
 func (c *container) survivors(job uint32) error {
 	var left []string
-	for _, pid := range c.pids {
+	for pid, uid := range c.pids {
 		if in, err := c.holds(pid); err == nil && in {
-			left = append(left, fmt.Sprint(pid))
+			left = append(left, fmt.Sprintf("%d of uid %d", pid, uid))
 		}
 	}
+	slices.Sort(left)
 	if len(left) == 0 {
 		return nil
 	}

@@ -83,7 +83,7 @@ func TestRootCreateAndDeleteRepeat(t *testing.T) {
 	f.remove(c, 1)
 	f.remove(c, 99)
 	f.wantNothing()
-	if err := c.end(); err != nil {
+	if err := c.Fini(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -335,11 +335,11 @@ func TestRootAddPIDAndCont(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range []int{cmd.Process.Pid, os.Getpid(), cmd.Process.Pid} {
-		if err := c.AddPID(1, pid); err != nil {
+		if err := c.AddPID(1, pid, 7001); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := c.AddPID(7, cmd.Process.Pid); err == nil {
+	if err := c.AddPID(7, cmd.Process.Pid, 0); err == nil {
 		t.Error("a job without container accepted")
 	}
 	// A Delete that fails names the process that is inside, and only that.
@@ -351,7 +351,7 @@ func TestRootAddPIDAndCont(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := c.Delete(t.Context(), 1)
-	if want := fmt.Sprintf("job 1 are still there: %d", cmd.Process.Pid); err == nil || !strings.HasSuffix(err.Error(), want) {
+	if want := fmt.Sprintf("job 1 are still there: %d of uid 7001", cmd.Process.Pid); err == nil || !strings.HasSuffix(err.Error(), want) {
 		t.Errorf("error %v, want one that ends with %q", err, want)
 	}
 	if err := unix.Unmount(stuck, 0); err != nil {
@@ -361,7 +361,7 @@ func TestRootAddPIDAndCont(t *testing.T) {
 	f.create(c, 1)
 	in.Close()
 	cmd.Wait() // the shell's status at end of file does not matter
-	if err := c.AddPID(1, cmd.Process.Pid); err == nil {
+	if err := c.AddPID(1, cmd.Process.Pid, 0); err == nil {
 		t.Error("a dead process accepted")
 	}
 	if err := c.AddCont(1, 4711); err != nil {

@@ -82,7 +82,7 @@ func (n *Node) prologAlone(j *job, user step.User) error {
 			n.work.Go(func() { n.endJob(ended) })
 		}
 	}()
-	if err := n.cfg.Containers.Create(context.Background(), j.ID, user); err != nil {
+	if err := n.places.contain(context.Background(), j.ID, user); err != nil {
 		return err
 	}
 	return n.runProlog(j)

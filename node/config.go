@@ -230,7 +230,7 @@ type StepPlace struct {
 // goroutines.
 type Limits interface {
 	// Plan decides what confines the step; it touches nothing. An error says what
-	// of the request cannot be had; a *FaultError, that the node is to blame. The
+	// of the request cannot be had; a *launch.FaultError, that the node is to blame. The
 	// spec's id may be zero.
 	Plan(spec *step.Spec) (*launch.LimitPlan, error)
 	// Apply carries out writes of a plan, in their order, in places that were made
@@ -240,34 +240,30 @@ type Limits interface {
 	Devices() bool
 }
 
-// FaultError is the failure of a request for which the node is not what its
-// files say: the node is drained, before it fails one job after the other.
-type FaultError struct{ Err error }
-
-func (e *FaultError) Error() string { return e.Err.Error() }
-func (e *FaultError) Unwrap() error { return e.Err }
-
 // Containers makes the private view of the node that the steps of a job share.
 // *jobcontainer.Tmpfs and jobcontainer.None are such.
 type Containers interface {
 	// Create makes the job's container before its first step. It is called for
 	// every step: a job keeps the one that it has, and one that lost it takes
-	// no more.
+	// no more. A *launch.FaultError drains the node.
 	Create(ctx context.Context, job uint32, user step.User) error
 	// Join returns the namespaces that processes of the job enter; Mount is nil
 	// for a job without a container. The caller closes them. An error says why the
 	// job can have no more processes.
 	Join(job uint32) (launch.Namespaces, error)
-	// EntireStepInNS reports whether the whole host joins it.
-	EntireStepInNS() bool
-	// AddCont adds a step's cgroup, by its id (the directory's inode), and AddPID a
-	// process of the job: stepd, when it was started.
+	// AddCont adds a step's cgroup, by its id (the directory's inode), and AddPID a process
+	// of the job and whose it is: stepd and the programs of prolog and epilog when they were
+	// started, a process that was adopted. Each is in its cgroup by then.
 	AddCont(job uint32, cont uint64) error
-	AddPID(job uint32, pid int) error
+	AddPID(job uint32, pid int, uid uint32) error
 	// Delete removes the container after the job's last step.
 	Delete(ctx context.Context, job uint32) error
-	// Restore takes over the containers of running jobs and removes the others'.
+	// Restore begins: it tries whether containers can be made, takes over the containers of
+	// jobs that run and removes all others. A *launch.FaultError drains the node.
 	Restore(ctx context.Context, running []uint32) error
+	// Fini ends it, when nothing goes on any more; jobs keep their containers for the next
+	// noded, which a reload begins at once, with the configuration as it is then.
+	Fini() error
 }
 
 // Users answers who a user is, through the C library (design §4). *Lookup is one.

@@ -75,14 +75,23 @@ func (t *fakeTracker) times(id step.ID) int {
 	return t.ended[id]
 }
 
-// fakeContainers remembers which jobs have one.
+// fakeContainers remembers which jobs have one, and what it was called for.
 type fakeContainers struct {
-	mu   sync.Mutex
-	jobs map[uint32]bool // guarded by mu
-	fail error           // of Create
+	mu    sync.Mutex
+	jobs  map[uint32]bool // guarded by mu
+	calls []string        // guarded by mu
+	fail  error           // of Create
+	init  error           // of Restore
 }
 
-func (c *fakeContainers) Create(_ context.Context, job uint32, _ step.User) error {
+func (c *fakeContainers) note(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls = append(c.calls, fmt.Sprintf(format, args...))
+}
+
+func (c *fakeContainers) Create(_ context.Context, job uint32, user step.User) error {
+	c.note("create %d for %d", job, user.UID)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fail != nil {
@@ -92,23 +101,31 @@ func (c *fakeContainers) Create(_ context.Context, job uint32, _ step.User) erro
 	return nil
 }
 func (c *fakeContainers) Join(uint32) (launch.Namespaces, error) { return launch.Namespaces{}, nil }
-func (c *fakeContainers) EntireStepInNS() bool                   { return false }
-func (c *fakeContainers) AddCont(uint32, uint64) error           { return nil }
-func (c *fakeContainers) AddPID(uint32, int) error               { return nil }
+func (c *fakeContainers) AddCont(job uint32, cont uint64) error {
+	c.note("add_cont %d: %d", job, cont)
+	return nil
+}
+func (c *fakeContainers) AddPID(job uint32, pid int, uid uint32) error {
+	c.note("add_pid %d: %d of %d", job, pid, uid)
+	return nil
+}
+func (c *fakeContainers) Fini() error { c.note("fini"); return nil }
 func (c *fakeContainers) Delete(_ context.Context, job uint32) error {
+	c.note("delete %d", job)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.jobs, job)
 	return nil
 }
 func (c *fakeContainers) Restore(_ context.Context, running []uint32) error {
+	c.note("restore %v", running)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.jobs = map[uint32]bool{}
 	for _, j := range running {
 		c.jobs[j] = true
 	}
-	return nil
+	return c.init
 }
 
 func (c *fakeContainers) has(job uint32) bool {

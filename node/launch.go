@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
@@ -117,7 +118,7 @@ func (e errCancelled) Error() string { return e.reason }
 // it. What it made is undone by the follower's cleanup in any case.
 func (l *launching) start(ctx context.Context, prolog bool) error {
 	n, f, spec := l.n, l.f, l.spec
-	if err := n.cfg.Containers.Create(ctx, f.id.Job, spec.User); err != nil {
+	if err := n.places.contain(ctx, f.id.Job, spec.User); err != nil {
 		return err
 	}
 	if prolog {
@@ -247,16 +248,10 @@ func (l *launching) prolog() error {
 	return errors.Join(err, f.n.spool.Log(events, ev))
 }
 
-// addToContainer adds the step's stepd and cgroup to the job container. That is for its
-// messages: nothing depends on it.
+// addToContainer adds the step's stepd and cgroup to the job container.
 func (f *follower) addToContainer() {
 	rec := f.record()
-	if f.n.cfg.ContainerType == "none" {
-		return
-	}
-	if err := f.n.cfg.Containers.AddPID(f.id.Job, rec.StepdPID); err != nil {
-		f.log.Debugf("%v", err) // stepd may have ended already
-	}
+	f.n.places.addPID(f.log, f.id.Job, rec.StepdPID, rec.UID)
 	var st unix.Stat_t
 	if rec.Cgroup == "" || unix.Stat(rec.Cgroup, &st) != nil {
 		return
@@ -271,7 +266,7 @@ func (f *follower) addToContainer() {
 func (l *launching) namespaces(ns launch.Namespaces) []*os.File {
 	spec := l.spec
 	spec.ContainerNS = ns.Mount != nil
-	spec.EntireStepInNS = spec.ContainerNS && l.n.cfg.Containers.EntireStepInNS()
+	spec.EntireStepInNS = ns.EntireStep
 	spec.PIDNamespace, spec.UserNamespace = ns.PID != nil, ns.User != nil
 	return []*os.File{ns.Mount, nil, ns.PID, ns.User}
 }
@@ -406,9 +401,10 @@ func (n *Node) stepdLog() (*child.Stderr, *os.File, error) {
 
 // places makes the places of jobs and steps, and confines them there.
 type places struct {
-	tracker Tracker
-	limits  Limits // nil confines nothing
-	drain   func(reason string)
+	tracker    Tracker
+	limits     Limits // nil confines nothing
+	containers Containers
+	drain      func(reason string)
 }
 
 // check refuses a step whose limits cannot be had, before it has a number.
@@ -421,11 +417,29 @@ func (p *places) check(spec *step.Spec) error {
 	if err == nil {
 		return nil
 	}
-	var fault *FaultError
-	if errors.As(err, &fault) {
+	p.blame(err)
+	return api.NewError(api.ResourceExhausted, "the step cannot be confined: "+err.Error())
+}
+
+// blame drains the node where it is at fault.
+func (p *places) blame(err error) {
+	if fault, ok := errors.AsType[*launch.FaultError](err); ok {
 		p.drain(fault.Error())
 	}
-	return api.NewError(api.ResourceExhausted, "the step cannot be confined: "+err.Error())
+}
+
+// contain makes the job's container.
+func (p *places) contain(ctx context.Context, job uint32, user step.User) error {
+	err := p.containers.Create(ctx, job, user)
+	p.blame(err)
+	return err
+}
+
+// addPID adds a process to the job's container. That is for its messages: nothing depends on it.
+func (p *places) addPID(log *logrus.Entry, job uint32, pid int, uid uint32) {
+	if err := p.containers.AddPID(job, pid, uid); err != nil {
+		log.Debugf("%v", err) // it may have ended already
+	}
 }
 
 // plan decides the step's limits and tells its spec of them.

@@ -173,6 +173,7 @@ func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32]
 	}
 	if err := r.n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
 		r.n.log.Errorf("cannot restore job containers: %v", err)
+		r.n.places.blame(err)
 	}
 	for _, j := range jobs {
 		r.job(*j, left[j.ID])

@@ -58,7 +58,7 @@ func TestReloadRefusesAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(dir, "stepd.conf"), "MetricsListen="+used.Addr().String()+"\n")
-	if err := CheckReload(o, now, nil); err == nil || !strings.Contains(err.Error(), "address already in use") {
+	if err := CheckReload(o, now); err == nil || !strings.Contains(err.Error(), "address already in use") {
 		t.Errorf("%v", err)
 	}
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"stepd/jobcontainer"
 	"stepd/mpi"
 	"stepd/node/spool"
 	"stepd/node/store"
@@ -309,20 +308,10 @@ func (s *Site) lookScripts() []finding {
 }
 
 func (s *Site) lookContainers() []finding {
-	_, spankhost, err := programs()
-	if err != nil {
-		spankhost = "spankhost" // which lookPrograms tells
+	if err := s.checkContainers(); err != nil {
+		return []finding{mistake("containers", err, "make what is missing, or write another path")}
 	}
-	c, kind, err := s.containers(nil, spankhost, silent())
-	if err != nil {
-		return []finding{mistake("containers", err, "mend job_container.conf")}
-	}
-	if t, ok := c.(*jobcontainer.Tmpfs); ok {
-		if err := t.Check(); err != nil {
-			return []finding{mistake("containers", err, "make what is missing, or write another path")}
-		}
-	}
-	return fine("containers", "%s", kind)
+	return fine("containers", "%s", s.conf.JobContainerType)
 }
 
 // wantedLimits are the limits that noded needs on a node of many steps, and what for.
@@ -526,7 +515,7 @@ func (s *Site) check(out io.Writer) error {
 
 // CheckReload finds the mistakes for which noded would not begin anew: it then
 // goes on with now, the site that it has.
-func CheckReload(o Options, now *Site, log *logrus.Logger) error {
+func CheckReload(o Options, now *Site) error {
 	s, err := Load(o)
 	if err != nil {
 		return err
@@ -542,13 +531,10 @@ func CheckReload(o Options, now *Site, log *logrus.Logger) error {
 			return fmt.Errorf("cannot use the plugin stack: %s", p)
 		}
 	}
-	_, spankhost, err := programs()
-	if err != nil {
+	if _, _, err := programs(); err != nil {
 		return err
 	}
-	// Nothing is made: the tracker is asked for nothing.
-	_, _, err = s.containers(nil, spankhost, log)
-	return err
+	return s.checkContainers()
 }
 
 // checkAddress finds that the address of the page of metrics cannot be listened at, unless

@@ -329,7 +329,7 @@ func TestEveryStackLineWrong(t *testing.T) {
 				if _, remedy, _ := strings.Cut(line, "; "); remedy == "" {
 					t.Errorf("no remedy: %q", line)
 				}
-				if err := CheckReload(o, now, silent()); err == nil || err.Error()+"\n" != "cannot use the plugin stack: "+strings.TrimPrefix(line, "error: ") {
+				if err := CheckReload(o, now); err == nil || err.Error()+"\n" != "cannot use the plugin stack: "+strings.TrimPrefix(line, "error: ") {
 					t.Errorf("a reload: %v\nnoded --check: %s", err, line)
 				}
 			})

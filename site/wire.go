@@ -215,6 +215,20 @@ func (s *Site) containers(tracker node.Tracker, spankhost string, log *logrus.Lo
 	return t, kind, err
 }
 
+// checkContainers finds why job containers could not be made. It makes nothing, and its
+// errors name what mends them.
+func (s *Site) checkContainers() error {
+	_, spankhost, err := programs()
+	if err != nil {
+		spankhost = "spankhost" // without which noded does not start
+	}
+	c, _, err := s.containers(nil, spankhost, silent()) // no tracker: it is asked for nothing
+	if t, ok := c.(*jobcontainer.Tmpfs); ok && err == nil {
+		err = t.Check()
+	}
+	return err
+}
+
 // keeperPlace is where process 1 of a job's pid namespace lives: in a place of its
 // own, not among the job's tasks and not with prolog and epilog, which end before it.
 func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {

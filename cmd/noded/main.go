@@ -469,7 +469,7 @@ func (s *server) reload() *errReload {
 	if s.starter != nil {
 		return nil
 	}
-	if err := site.CheckReload(s.options.Options, s.site, s.log); err != nil {
+	if err := site.CheckReload(s.options.Options, s.site); err != nil {
 		s.log.Errorf("cannot reload: %v; noded goes on with the configuration that it has", err)
 		return nil
 	}

@@ -89,7 +89,7 @@ func New(cfg Config) (*Health, error) {
 	if err != nil {
 		return nil, err
 	}
-	if why := cfg.DrainReason; why != "" && why != drained.Reason {
+	if why := cfg.DrainReason; why != "" {
 		h.Drain(why)
 	}
 	return h, nil
@@ -128,6 +128,8 @@ func (h *Health) Drain(reason string) {
 	case d.Owner != "" && d.Drained:
 		// Two reasons, and the end of one must not end the other.
 		reason = d.Reason + "; " + reason
+	case d.Drained && d.Reason == reason: // as before a restart, or of the job before
+		return
 	case d.Drained:
 		h.cfg.Log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, reason)
 		return

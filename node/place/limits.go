@@ -263,7 +263,7 @@ func (l *limits) denied(has []step.GresAlloc) ([]step.Device, error) {
 				d, ok, err := l.nodes.find(file)
 				switch {
 				case given && err != nil:
-					return nil, &node.FaultError{Err: fmt.Errorf("gres/%s %d: %w", g.Name, g.First+i, err)}
+					return nil, &launch.FaultError{Err: fmt.Errorf("gres/%s %d: %w", g.Name, g.First+i, err)}
 				case given:
 					allow = append(allow, d)
 				case ok && !slices.ContainsFunc(deny, d.Same):

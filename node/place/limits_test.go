@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"stepd/node"
 	"stepd/slurmconf"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // fakePlaces is a pure v2 host whose root is a directory of the test's.
@@ -137,7 +137,7 @@ func TestLimitsRemembersDevices(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	_, err = l.Plan(limitedSpec(func(s *step.Spec) { s.JobGres = []step.GresAlloc{{Name: "card", Count: 1, Index: []int{0}}} }))
-	var fault *node.FaultError
+	var fault *launch.FaultError
 	if !errors.As(err, &fault) {
 		t.Errorf("a device that was given and is gone: %v, want a fault of the node", err)
 	}

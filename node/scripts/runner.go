@@ -72,6 +72,8 @@ type Runner struct {
 	Tracker Tracker
 	// Control returns the job control environment of a job.
 	Control func(job uint32) ([][]byte, error)
+	// Started is called with each program of a job's that runs, in its place.
+	Started func(job uint32, pid int)
 	// Drain drains the node: a script has failed.
 	Drain func(reason string)
 	// Stopping is closed when noded stops; scripts are killed Linger later.
@@ -335,6 +337,7 @@ func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
 			r.Log.WithField("job", j.id).Errorf("%v", err)
 		}
 	}
+	r.Started(j.id, p.PID)
 	return p.Run(ctx)
 }
 

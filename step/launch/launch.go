@@ -182,11 +182,20 @@ type HostSetup struct {
 	Namespaces Namespaces
 }
 
+// FaultError is a failure for which the node is not what its files say: the node is drained,
+// before it fails one job after the other.
+type FaultError struct{ Err error }
+
+func (e *FaultError) Error() string { return e.Err.Error() }
+func (e *FaultError) Unwrap() error { return e.Err }
+
 // Namespaces are the namespaces of a job's container; a nil file is the node's own.
 type Namespaces struct {
 	Mount *os.File // what its processes see of the file systems; nil: no container
 	PID   *os.File // in which the tasks are born
 	User  *os.File // which they enter as they become the user
+	// EntireStep says that the SPANK host joins Mount as well, before init.
+	EntireStep bool
 }
 
 // Close closes the files.
