@@ -87,18 +87,11 @@ const (
 )
 
 // stepMoves are the legal changes of a step's phase.
-func stepMoves(from stepPhase) []stepPhase {
-	switch from {
-	case stepReserved:
-		return []stepPhase{stepLaunching}
-	case stepLaunching:
-		return []stepPhase{stepStarting, stepDropped}
-	case stepStarting:
-		return []stepPhase{stepFollowed, stepSettled}
-	case stepFollowed:
-		return []stepPhase{stepSettled}
-	}
-	return nil
+var stepMoves = map[stepPhase][]stepPhase{
+	stepReserved:  {stepLaunching},
+	stepLaunching: {stepStarting, stepDropped},
+	stepStarting:  {stepFollowed, stepSettled},
+	stepFollowed:  {stepSettled},
 }
 
 // hasStepd reports whether the step has, or had, a stepd.
@@ -106,7 +99,7 @@ func (p stepPhase) hasStepd() bool { return p == stepStarting || p == stepFollow
 
 // moveLocked changes the phase. An illegal move is logged, and changes nothing.
 func (f *follower) moveLocked(to stepPhase) {
-	if !slices.Contains(stepMoves(f.phase), to) {
+	if !slices.Contains(stepMoves[f.phase], to) {
 		f.log.Errorf("internal error: the step is %s and cannot become %s", f.phase, to)
 		return
 	}

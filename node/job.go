@@ -62,18 +62,11 @@ const (
 )
 
 // jobMoves are the legal changes of a job's phase.
-func jobMoves(from jobPhase) []jobPhase {
-	switch from {
-	case jobNew:
-		return []jobPhase{jobOpen, jobEnding, jobIdle}
-	case jobOpen:
-		return []jobPhase{jobEnding, jobIdle}
-	case jobEnding:
-		return []jobPhase{jobIdle}
-	case jobIdle:
-		return []jobPhase{jobFreed}
-	}
-	return nil
+var jobMoves = map[jobPhase][]jobPhase{
+	jobNew:    {jobOpen, jobEnding, jobIdle},
+	jobOpen:   {jobEnding, jobIdle},
+	jobEnding: {jobIdle},
+	jobIdle:   {jobFreed},
 }
 
 // ends reports whether the job takes no steps any more. The caller holds the registry's lock,
@@ -89,9 +82,7 @@ func (j *job) leave() *job {
 }
 
 // exclusive reports whether steps of the job have their CPUs alone.
-func (j *job) exclusive() bool {
-	return j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch
-}
+func (j *job) exclusive() bool { return j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch }
 
 func newJob(rec state.Job, cpus []int, n int, has *selection.Node, x *exchange.Config) *job {
 	j := &job{

@@ -354,7 +354,7 @@ func TestNoLeaks(t *testing.T) {
 func TestStepMoves(t *testing.T) {
 	phases := []stepPhase{stepReserved, stepLaunching, stepStarting, stepFollowed, stepSettled, stepDropped}
 	for i, from := range phases {
-		for _, to := range stepMoves(from) {
+		for _, to := range stepMoves[from] {
 			if slices.Index(phases, to) <= i {
 				t.Errorf("a step that is %s becomes %s", from, to)
 			}

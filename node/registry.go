@@ -109,7 +109,7 @@ func (r *registry) makeLocked(rec state.Job, cpus []int, n int) *job {
 
 // moveLocked changes a job's phase. An illegal move is logged, changes nothing, and is false.
 func (r *registry) moveLocked(j *job, to jobPhase) bool {
-	if !slices.Contains(jobMoves(j.phase), to) {
+	if !slices.Contains(jobMoves[j.phase], to) {
 		r.log.Errorf("internal error: job %d is %s and cannot become %s", j.ID, j.phase, to)
 		return false
 	}

@@ -89,13 +89,9 @@ func (c *Cgroup) splitTasks(tasks *group) error {
 	return err
 }
 
-func makeHostLeaf(dir string) (*group, error) {
-	parent, err := openGroup(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer parent.close()
-	return makeLeaf(parent, leafHost)
+func makeHostLeaf(dir string) (leaf *group, err error) {
+	err = in(dir, func(parent *group) (err error) { leaf, err = makeLeaf(parent, leafHost); return err })
+	return leaf, err
 }
 
 func makeLeaf(parent *group, name string) (*group, error) {

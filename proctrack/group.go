@@ -151,11 +151,8 @@ func (g *group) pids() ([]int, error) {
 func (g *group) ownPIDs() ([]int, error) {
 	data, err := g.read("cgroup.procs")
 	switch {
-	case gone(err):
-		return nil, nil
-	case errors.Is(err, unix.EOPNOTSUPP):
-		// A threaded group: its processes are listed in its domain, above.
-		return nil, nil
+	case gone(err), errors.Is(err, unix.EOPNOTSUPP):
+		return nil, nil // EOPNOTSUPP: a threaded group, whose processes are listed in its domain, above
 	case err != nil:
 		return nil, err
 	}
@@ -168,9 +165,28 @@ func (g *group) ownPIDs() ([]int, error) {
 
 // gone reports whether err says that the cgroup was removed: ENODEV comes from
 // files of a removed group that were opened before (kernfs).
-func gone(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV)
+func gone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) }
+
+// unlessGone is err, nil where that says that the cgroup was removed.
+func unlessGone(err error) error {
+	if gone(err) {
+		return nil
+	}
+	return err
 }
+
+// in does something in a group.
+func in(path string, do func(*group) error) error {
+	g, err := openGroup(path)
+	if err != nil {
+		return err
+	}
+	defer g.close()
+	return do(g)
+}
+
+// within is in for a group that may be missing, or be removed meanwhile.
+func within(path string, do func(*group) error) error { return unlessGone(in(path, do)) }
 
 func openat(dir int, name string, flags int) (fd int, err error) {
 	return linux.Uninterrupted(func() (int, error) { return unix.Openat(dir, name, flags, 0) })
@@ -204,11 +220,8 @@ const walkMax = 100_000
 // What is removed meanwhile is passed over.
 func (g *group) walk(enter func(*group) error, leave func(parent *group, name string) error) error {
 	at, err := g.child(".")
-	if gone(err) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return unlessGone(err)
 	}
 	w := &walker{at: at, enter: enter, leave: leave}
 	defer func() { w.at.close() }()
@@ -250,11 +263,8 @@ func (w *walker) next() error {
 	name := w.names[len(w.names)-1]
 	w.names = w.names[:len(w.names)-1]
 	child, err := w.at.child(name)
-	if gone(err) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return unlessGone(err)
 	}
 	w.above = append(w.above, level{name, w.names})
 	w.at.close()

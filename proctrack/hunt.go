@@ -70,16 +70,12 @@ func huntBatch(ctx context.Context, pids []int, list func() ([]int, error)) (boo
 	if len(living) == 0 || err != nil {
 		return false, err
 	}
-	again, err := list() // see signalEach
+	same, err := confirmed(living, list)
 	if err != nil {
 		return true, err
 	}
-	still := set(again)
 	var fds []int
-	for _, p := range living {
-		if !still[p.pid] {
-			continue
-		}
+	for _, p := range same {
 		if err := linux.PidfdSignal(p.fd, unix.SIGKILL); err != nil && !linux.IsGone(err) {
 			return true, err
 		}
@@ -155,21 +151,26 @@ func signalBatch(pids []int, sig syscall.Signal, list func() ([]int, error)) err
 		return err
 	}
 	defer closeProcs(procs)
-	again, err := list()
-	if err != nil {
-		return err
-	}
-	still := set(again)
-	var errs []error
-	for _, p := range procs {
-		if !still[p.pid] {
-			continue
-		}
+	same, err := confirmed(procs, list)
+	errs := []error{err}
+	for _, p := range same {
 		if err := linux.PidfdSignal(p.fd, sig); err != nil && !linux.IsGone(err) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// confirmed are the processes that list still names, now that their pidfds are open.
+func confirmed(procs []proc, list func() ([]int, error)) (same []proc, err error) {
+	again, err := list()
+	still := set(again)
+	for _, p := range procs {
+		if still[p.pid] && err == nil {
+			same = append(same, p)
+		}
+	}
+	return same, err
 }
 
 // proc is a process and the pidfd that names it.

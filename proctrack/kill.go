@@ -177,19 +177,12 @@ func (g *group) strike() error {
 	if errors.Is(err, unix.ENOENT) { // before Linux 5.14, or the group is gone
 		return g.signal(unix.SIGKILL)
 	}
-	if gone(err) {
-		return nil
-	}
-	return err
+	return unlessGone(err)
 }
 
 // freeze writes "1" or "0". Before Linux 5.2 there is no such file.
 func (g *group) freeze(value string) error {
-	err := g.write("cgroup.freeze", value)
-	if gone(err) {
-		return nil
-	}
-	return err
+	return unlessGone(g.write("cgroup.freeze", value))
 }
 
 // survivors adds to an ended wait who is left.
@@ -251,7 +244,7 @@ func (g *group) killV1(ctx context.Context) error {
 	if err != nil || len(pids) == 0 {
 		return errors.Join(err, g.thawV1()) // newcomers would not die frozen
 	}
-	if err := g.write(v1State, v1Frozen); err != nil && !gone(err) {
+	if err := unlessGone(g.write(v1State, v1Frozen)); err != nil {
 		return err
 	}
 	err = g.strikeFrozen()
@@ -289,12 +282,7 @@ func (g *group) strikeFrozen() error {
 
 // thawV1 thaws the group and all below it, which may be frozen by themselves.
 func (g *group) thawV1() error {
-	return g.walk(func(g *group) error {
-		if err := g.write(v1State, v1Thawed); err != nil && !gone(err) {
-			return err
-		}
-		return nil
-	}, nil)
+	return g.walk(func(g *group) error { return unlessGone(g.write(v1State, v1Thawed)) }, nil)
 }
 
 // freezeV1 freezes the group. The kernel looks whether all stand still when it
@@ -374,11 +362,8 @@ func (g *group) destroyOnce(ctx context.Context, name string) error {
 // is gone is done.
 func (g *group) removeChild(name string, first func(child *group) error) error {
 	child, err := g.child(name)
-	if gone(err) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return unlessGone(err)
 	}
 	defer child.close()
 	if err := first(child); err != nil {
@@ -387,20 +372,12 @@ func (g *group) removeChild(name string, first func(child *group) error) error {
 	if err := child.removeBelow(); err != nil {
 		return err
 	}
-	if err := g.rmdir(name); err != nil && !gone(err) {
-		return err
-	}
-	return nil
+	return unlessGone(g.rmdir(name))
 }
 
 // removeBelow removes all groups below g, the lowest first.
 func (g *group) removeBelow() error {
-	return g.walk(nil, func(parent *group, name string) error {
-		if err := parent.rmdir(name); err != nil && !gone(err) {
-			return err
-		}
-		return nil
-	})
+	return g.walk(nil, func(parent *group, name string) error { return unlessGone(parent.rmdir(name)) })
 }
 
 // mkdirError names the knob behind a refused mkdir (cgroup-v2.rst: EAGAIN

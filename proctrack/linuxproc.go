@@ -275,9 +275,7 @@ func readFamily(pid int) (f family, ok bool, err error) {
 }
 
 // noProcess: ESRCH comes from files of a process that ended after the open.
-func noProcess(err error) bool {
-	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH)
-}
+func noProcess(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
 // allPIDs lists the processes of this pid namespace.
 func allPIDs() ([]int, error) {

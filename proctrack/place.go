@@ -3,7 +3,6 @@ package proctrack
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -27,19 +26,16 @@ const placeTries = 5
 // cgroup exists (a v1 cpuset takes nothing that its children exceed).
 func (r *Root) MakeJob(job uint32, v1 []string) error {
 	return again(func() error {
-		root, err := openGroup(r.dir)
-		if err != nil {
+		return in(r.dir, func(root *group) error {
+			j, tasks, err := root.ensureJob(job)
+			if err != nil {
+				return err
+			}
+			j.close()
+			tasks.close()
+			_, err = r.makeV1(v1, jobName(job))
 			return err
-		}
-		defer root.close()
-		j, tasks, err := root.ensureJob(job)
-		if err != nil {
-			return err
-		}
-		j.close()
-		tasks.close()
-		_, err = r.makeV1(v1, jobName(job))
-		return err
+		})
 	})
 }
 
@@ -206,12 +202,7 @@ func (r *Root) AddStepd(id step.ID, pid int) error {
 	if pid <= 0 { // the kernel would take 0 for the caller
 		return fmt.Errorf("cannot move stepd of step %s: %d is not a process id", id, pid)
 	}
-	leaf, err := openGroup(filepath.Join(r.StepDir(id), leafStepd))
-	if err != nil {
-		return err
-	}
-	defer leaf.close()
-	return leaf.write("cgroup.procs", strconv.Itoa(pid))
+	return in(filepath.Join(r.StepDir(id), leafStepd), func(leaf *group) error { return leaf.write("cgroup.procs", strconv.Itoa(pid)) })
 }
 
 // CanBeBornInside tries, by a child that never runs a program, whether the
@@ -294,12 +285,7 @@ func Adopt(place StepCgroups, pid int) error {
 }
 
 func enterAs(dir string, pid int) error {
-	g, err := openGroup(dir)
-	if err != nil {
-		return err
-	}
-	defer g.close()
-	err = g.write("cgroup.procs", strconv.Itoa(pid))
+	err := in(dir, func(g *group) error { return g.write("cgroup.procs", strconv.Itoa(pid)) })
 	if linux.IsGone(err) {
 		return fmt.Errorf("it has ended: %w", err)
 	}
@@ -307,12 +293,7 @@ func enterAs(dir string, pid int) error {
 }
 
 func enterBelow(dir string, pid int) error {
-	g, err := openGroup(dir)
-	if err != nil {
-		return err
-	}
-	defer g.close()
-	if err := g.mkdir(adoptedName); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := in(dir, func(g *group) error { return ensureIn(g, adoptedName) }); err != nil {
 		return err
 	}
 	return enterAs(filepath.Join(dir, adoptedName), pid)
@@ -322,15 +303,8 @@ func enterBelow(dir string, pid int) error {
 // and epilog, which have no stepd, that is all there is. It has at most the
 // first few, as an error would; a step without a cgroup has none.
 func (r *Root) Processes(id step.ID) ([]Survivor, error) {
-	leaf, err := openGroup(filepath.Join(r.StepDir(id), leafStepd))
-	if gone(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer leaf.close()
-	pids, err := living(leaf.pids)
+	var pids []int
+	err := within(filepath.Join(r.StepDir(id), leafStepd), func(leaf *group) (err error) { pids, err = living(leaf.pids); return err })
 	if err != nil {
 		return nil, err
 	}

@@ -160,9 +160,7 @@ func (r *Root) TasksDir(id step.ID) string {
 }
 
 // JobTasksDir is the path of the cgroup of all tasks of the job.
-func (r *Root) JobTasksDir(job uint32) string {
-	return filepath.Join(r.dir, jobName(job), r.jobTasks)
-}
+func (r *Root) JobTasksDir(job uint32) string { return filepath.Join(r.dir, jobName(job), r.jobTasks) }
 
 // The cgroup of all tasks of a job: what limits the job. Each cgroup of v1 has a
 // file by the name that it has on v2.
@@ -188,16 +186,14 @@ func stepName(step uint32) string { return "step_" + strconv.FormatUint(uint64(s
 func (r *Root) Ensure() (missing map[string]string, err error) {
 	missing = make(map[string]string)
 	for _, dir := range r.enabledFrom() {
-		g, err := openGroup(dir)
-		if err != nil {
-			return nil, err
-		}
-		there, err := controllers{g}.delegate()
-		maps.Copy(missing, there)
-		if err == nil && dir == filepath.Dir(r.dir) {
-			err = ensureIn(g, filepath.Base(r.dir))
-		}
-		g.close()
+		err := in(dir, func(g *group) error {
+			there, err := controllers{g}.delegate()
+			maps.Copy(missing, there)
+			if err == nil && dir == filepath.Dir(r.dir) {
+				err = ensureIn(g, filepath.Base(r.dir))
+			}
+			return err
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -226,13 +222,9 @@ func ensureIn(g *group, name string) error {
 }
 
 // Controllers lists the v2 controllers that limit what is below the root.
-func (r *Root) Controllers() ([]string, error) {
-	root, err := openGroup(r.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer root.close()
-	return controllers{root}.delegated()
+func (r *Root) Controllers() (names []string, err error) {
+	err = in(r.dir, func(root *group) (err error) { names, err = controllers{root}.delegated(); return err })
+	return names, err
 }
 
 // ensure makes a child unless it exists, and opens it.
@@ -301,11 +293,8 @@ func (c *census) root(dir string) error {
 // place looks for steps in a job's cgroup, or in its tasks' cgroup.
 func (c *census) place(root *group, path string, job uint32) error {
 	g, err := root.child(path)
-	if gone(err) {
-		return nil
-	}
 	if err != nil {
-		return err
+		return unlessGone(err)
 	}
 	defer g.close()
 	return g.numbered("step_", func(number uint32, _ string) error {
@@ -366,19 +355,6 @@ func (r *Root) KillStep(ctx context.Context, id step.ID) error {
 
 func destroyIn(ctx context.Context, parent, name string) error {
 	return within(parent, func(g *group) error { return g.destroyChild(ctx, name) })
-}
-
-// within does something in a group; a missing group is fine.
-func within(path string, do func(*group) error) error {
-	g, err := openGroup(path)
-	if err == nil {
-		err = do(g)
-		g.close()
-	}
-	if gone(err) {
-		return nil
-	}
-	return err
 }
 
 // RemoveJob removes the job's cgroups, whose steps KillStep removed; it kills

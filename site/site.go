@@ -228,17 +228,14 @@ func openLogFile(path string) (*os.File, error) {
 	return f, nil
 }
 
+var logLevels = map[string]logrus.Level{
+	"quiet": logrus.PanicLevel, "fatal": logrus.FatalLevel, "error": logrus.ErrorLevel, "info": logrus.InfoLevel, "verbose": logrus.InfoLevel,
+}
+
 // levelOf maps a word of SlurmdDebug to the log's levels.
 func levelOf(debug string) logrus.Level {
-	switch debug {
-	case "quiet":
-		return logrus.PanicLevel
-	case "fatal":
-		return logrus.FatalLevel
-	case "error":
-		return logrus.ErrorLevel
-	case "info", "verbose":
-		return logrus.InfoLevel
+	if level, known := logLevels[debug]; known {
+		return level
 	}
 	return logrus.DebugLevel // debug to debug5
 }

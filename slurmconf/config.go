@@ -196,9 +196,7 @@ func (c *Config) MemoryIsConsumable() bool {
 // The problems are all that was found, file by file; where one is an error, the
 // configuration is not the one that the site wanted. Load itself fails only
 // where a file cannot be read at all: then there is no configuration.
-func Load(path, hostname string) (*Config, []Problem, error) {
-	return LoadAs(path, hostname, "")
-}
+func Load(path, hostname string) (*Config, []Problem, error) { return LoadAs(path, hostname, "") }
 
 // LoadAs is Load where the caller gives the node's name: its line is
 // NodeName=node alone. With "" it is Load. mpiTypes are what MpiDefault may be; none

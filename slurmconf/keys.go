@@ -347,9 +347,7 @@ type setter func(value string) *flaw
 // secondsMax is the longest interval that Slurm's 16-bit fields hold.
 const secondsMax = 65533
 
-func text(field *string) setter {
-	return func(v string) *flaw { *field = v; return nil }
-}
+func text(field *string) setter { return func(v string) *flaw { *field = v; return nil } }
 
 // number reads a whole number. A leading zero means octal to Slurm, which
 // no site wants, so it is refused.
@@ -452,9 +450,7 @@ func words(v string) []string {
 	return slices.DeleteFunc(strings.Split(v, ","), func(s string) bool { return s == "" })
 }
 
-func list(field *[]string) setter {
-	return func(v string) *flaw { *field = words(v); return nil }
-}
+func list(field *[]string) setter { return func(v string) *flaw { *field = words(v); return nil } }
 
 // oneOf takes one of the allowed words, with or without one of the prefixes
 // ("proctrack/"), in any case, and returns the word alone.

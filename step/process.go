@@ -153,26 +153,13 @@ type Doing struct {
 	HookTime time.Duration `json:"hook_ns,omitempty"`
 }
 
-// StateWords is the letter in words: "stopped", "" for one that is not known.
-func (d *Doing) StateWords() string {
-	switch d.State {
-	case "R":
-		return "runs"
-	case "S":
-		return "sleeps"
-	case "D":
-		return "in uninterruptible sleep"
-	case "T":
-		return "stopped by a signal"
-	case "t":
-		return "stopped by its tracer"
-	case "Z", "X":
-		return "ended"
-	case "I":
-		return "idle"
-	}
-	return ""
+var stateWords = map[string]string{
+	"R": "runs", "S": "sleeps", "D": "in uninterruptible sleep", "T": "stopped by a signal", "t": "stopped by its tracer",
+	"Z": "ended", "X": "ended", "I": "idle",
 }
+
+// StateWords is the letter in words: "stopped", "" for one that is not known.
+func (d *Doing) StateWords() string { return stateWords[d.State] }
 
 // String is the process in one phrase; its name is quoted, since users choose it.
 func (d *Doing) String() string {

@@ -239,9 +239,7 @@ func (h *hostProcess) died() (plugin *launch.HookError, why error) {
 
 // endedAsAsked reports whether the host has done all that exit asks of it and did
 // not say so, since a plugin had closed its channel.
-func (h *hostProcess) endedAsAsked() bool {
-	return h.ends() && h.end() == 0 && !h.Where(-1).InHook()
-}
+func (h *hostProcess) endedAsAsked() bool { return h.ends() && h.end() == 0 && !h.Where(-1).InHook() }
 
 // hear gets every record of the host's log channel, on one goroutine.
 func (h *hostProcess) hear(r launch.HostRecord) {
@@ -359,9 +357,7 @@ func (w *hookWatch) overdue(p launch.HostPlace, still time.Duration) bool {
 	return p.InHook() && linux.Uptime()-time.Duration(p.SinceNS)-still > w.limit
 }
 
-func (w *hookWatch) cause() string {
-	return fmt.Sprintf("did not return within %v %s", w.limit, w.why)
-}
+func (w *hookWatch) cause() string { return fmt.Sprintf("did not return within %v %s", w.limit, w.why) }
 
 // checkHost kills the host if it is in a hook for too long.
 func (w *hookWatch) checkHost(h *hostProcess) {

@@ -148,9 +148,7 @@ var nullStream = step.Stream{Kind: step.StreamNull}
 
 // NameOf is the name of a step that was given none: its command's, without what no name
 // may have.
-func NameOf(command string) string {
-	return printable.Line(filepath.Base(command), 0)
-}
+func NameOf(command string) string { return printable.Line(filepath.Base(command), 0) }
 
 // Request makes the request of the options; what it cannot mean is an error
 // that names the option.

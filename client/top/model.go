@@ -223,9 +223,7 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-func megabyteWords(mb uint64) string {
-	return report.Size(new(int64(mb << 20)))
-}
+func megabyteWords(mb uint64) string { return report.Size(new(int64(mb << 20))) }
 
 // columns is one line. Of the columns beyond 80 the name has some, and what is left
 // is the command's.

@@ -112,9 +112,7 @@ func speaksForItself(t reflect.Type, how ...reflect.Type) bool {
 }
 
 // Marshal returns v as JSON, as json.Marshal does.
-func Marshal(v any) ([]byte, error) {
-	return appendValue(make([]byte, 0, 1024), reflect.ValueOf(v))
-}
+func Marshal(v any) ([]byte, error) { return appendValue(make([]byte, 0, 1024), reflect.ValueOf(v)) }
 
 // Unmarshal parses a document into v, a pointer, as json.Unmarshal does. The fields that the
 // document does not name keep their values.

@@ -25,15 +25,7 @@ const (
 )
 
 // moves are the legal changes of a state.
-func moves(from state) []state {
-	switch from {
-	case waiting:
-		return []state{running, passed}
-	case running:
-		return []state{passed, failed}
-	}
-	return nil
-}
+var moves = map[state][]state{waiting: {running, passed}, running: {passed, failed}}
 
 // Job is what scripts have, and leave, in one job: where its prolog stands, the processes
 // that were started, and the pipes that their children may still write to. Make it with
@@ -65,7 +57,7 @@ func (j *Job) Skip() error {
 
 // moveLocked changes the state; err is why the prolog has failed.
 func (j *Job) moveLocked(to state, err error) error {
-	if !slices.Contains(moves(j.state), to) {
+	if !slices.Contains(moves[j.state], to) {
 		return fmt.Errorf("internal error: the prolog of job %d is %s and cannot become %s", j.id, j.state, to)
 	}
 	j.state, j.err = to, err

@@ -367,9 +367,7 @@ func (p *cpuPool) release(cpus []int) {
 	}
 }
 
-func Needs(n int) string {
-	return "the step does not fit: it needs " + CountCPUs(n)
-}
+func Needs(n int) string { return "the step does not fit: it needs " + CountCPUs(n) }
 
 func CountCPUs(n int) string {
 	if n == 1 {

@@ -113,9 +113,7 @@ func (l *Live) Watch(how Watching) (fd int, err error) {
 }
 
 // Terminal reports whether there is one on this node.
-func (l *Live) Terminal() bool {
-	return l.spec.Terminal != nil
-}
+func (l *Live) Terminal() bool { return l.spec.Terminal != nil }
 
 // Used reports whether something is kept, or a client watches.
 func (l *Live) Used() bool {

@@ -1,6 +1,7 @@
 package affinity
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -182,48 +183,38 @@ func (p *Plan) memList(m step.MemBind) string {
 	return p.itemList(items, m.Kind != srunopt.MemBindMap, "0x")
 }
 
+// cpuWords and memWords are srun's words for kinds of binding.
+var (
+	cpuWords = map[step.CPUBindKind]string{
+		srunopt.CPUBindNone: "NONE", srunopt.CPUBindRank: "RANK", srunopt.CPUBindMap: "MAP ",
+		srunopt.CPUBindRankLdom: "LDRANK", srunopt.CPUBindMapLdom: "LDMAP ", srunopt.CPUBindMaskLdom: "LDMASK",
+	}
+	memWords = map[step.MemBindKind]string{
+		srunopt.MemBindUnset: "NULL", srunopt.MemBindNone: "NONE", srunopt.MemBindRank: "RANK", srunopt.MemBindLocal: "LOC",
+		srunopt.MemBindMap: "MAP", srunopt.MemBindMask: "MASK",
+	}
+)
+
 // CPULine is srun's line on the CPUs of the task with a local id: those that it has,
 // by the kernel.
 func (p *Plan) CPULine(node string, id, pid int, has CPUSet) string {
-	word, set := "MASK", " set"
-	switch p.Kind {
-	case srunopt.CPUBindNone:
-		word, set = "NONE", ""
-	case srunopt.CPUBindRank:
-		word = "RANK"
-	case srunopt.CPUBindMap:
-		word = "MAP "
-	case srunopt.CPUBindRankLdom:
-		word = "LDRANK"
-	case srunopt.CPUBindMapLdom:
-		word = "LDMAP "
-	case srunopt.CPUBindMaskLdom:
-		word = "LDMASK"
+	word, set := cmp.Or(cpuWords[p.Kind], "MASK"), " set"
+	if p.Kind == srunopt.CPUBindNone {
+		set = ""
 	}
 	return fmt.Sprintf("cpu-bind=%s - %s, task %2d %2d [%d]: mask %s%s", word, node, p.rank(id), id, pid, has.Hex(), set)
 }
 
 // MemLine is srun's line on the memory nodes of the task with a local id.
 func (p *Plan) MemLine(node string, id, pid int) string {
-	sep, word, set := "=", "", " set"
-	switch m := p.in.Binding.Mem; m.Kind {
-	case srunopt.MemBindUnset:
-		word, set = "NULL", ""
-	case srunopt.MemBindNone:
-		word, set = "NONE", ""
-	case srunopt.MemBindRank:
-		word = "RANK"
-	case srunopt.MemBindLocal:
-		word = "LOC"
-	case srunopt.MemBindMap:
-		word = "MAP"
-	case srunopt.MemBindMask:
-		word = "MASK"
+	m, sep, set := p.in.Binding.Mem, "=", " set"
+	if m.Kind == srunopt.MemBindUnset || m.Kind == srunopt.MemBindNone {
+		set = ""
 	}
-	if p.in.Binding.Mem.Prefer {
+	if m.Prefer {
 		sep = " PREFER "
 	}
-	return fmt.Sprintf("mem-bind%s%s - %s, task %2d %2d [%d]: mask %s%s", sep, word, node, p.rank(id), id, pid, p.memoryOf(id).Hex(), set)
+	return fmt.Sprintf("mem-bind%s%s - %s, task %2d %2d [%d]: mask %s%s", sep, memWords[m.Kind], node, p.rank(id), id, pid, p.memoryOf(id).Hex(), set)
 }
 
 // Verbose reports whether CPULine and MemLine are asked for.

@@ -248,9 +248,7 @@ func Apply(writes []step.CgroupWrite, attach func(dir string, deny []step.Device
 
 // writeFile writes a cgroup file in one call, as the kernel wants it. All
 // directories on the way are root's.
-func writeFile(path, value string) error {
-	return linux.WriteFile(unix.AT_FDCWD, path, path, value)
-}
+func writeFile(path, value string) error { return linux.WriteFile(unix.AT_FDCWD, path, path, value) }
 
 // explain adds what an errno means for this file: the kernel has one for many
 // reasons.
