@@ -188,11 +188,9 @@ func localUserInit(o *options.Run, p *plugins.Host, hooks mpi.Client, req *step.
 		return nil, err
 	}
 	if hooks != nil {
-		env, err := hooks.Prelaunch(context.Background(), spec)
-		if err != nil {
+		if change.Env, err = hooks.Prelaunch(context.Background(), spec, change.Env); err != nil {
 			return nil, fmt.Errorf("--mpi=%s: %w", spec.MPI, err)
 		}
-		change.Env = append(change.Env, env...)
 	}
 	return change, nil
 }

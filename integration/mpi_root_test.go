@@ -32,6 +32,33 @@ func TestRootMPIDefault(t *testing.T) {
 			t.Errorf("got %v", r)
 		}
 	})
+	t.Run("names of Slurm's", func(t *testing.T) {
+		defaults := startNode(t, site{Slurm: "MpiDefault=mpi/pmix_v4\n"})
+		const script = `echo "<$SLURM_MPI_TYPE>"`
+		for _, c := range []struct {
+			n        *node
+			mpi, env string
+			want     string
+		}{
+			{n, "--mpi=pmix_v4", "", "<pmix>\n"},
+			{n, "--mpi=none", "", "<>\n"},
+			{n, "--mpi=openmpi", "", "<>\n"},
+			{n, "--mpi=mpi/pmi2", "", "<pmi2>\n"},
+			{n, "-Q", "SLURM_MPI_TYPE=pmix_v3", "<pmix>\n"},
+			{defaults, "-Q", "", "<pmix>\n"},
+			{defaults, "--mpi=openmpi", "", "<>\n"},
+		} {
+			r := c.n.do(t, call{args: []string{"run", c.mpi, "sh", "-c", script}, env: []string{c.env}})
+			if r.code != 0 || r.out != c.want {
+				t.Errorf("%s %s: want %q, got %v", c.mpi, c.env, c.want, r)
+			}
+		}
+		for _, no := range []string{"pmix4", "PMIX_v4", "list,pmix", "mpi/"} {
+			if r := n.ctl(t, "run", "--mpi="+no, "true"); r.code != 1 || !strings.Contains(r.err, "there are none, pmi2, pmix") {
+				t.Errorf("--mpi=%s: %v", no, r)
+			}
+		}
+	})
 	t.Run("none", func(t *testing.T) {
 		// Without PMI each task is a world of its own.
 		r := n.ctl(t, "run", "-n", "2", "--mpi=none", program)

@@ -61,7 +61,9 @@ func TestRootMPIPlugin(t *testing.T) {
 	t.Setenv("STEPD_BIN", buildWithPlugin(t))
 	n := startNode(t, site{Slurm: "MpiDefault=trace\n"})
 	file := n.path("trace")
-	env := func(more ...string) []string { return append([]string{"TRACE_FILE=" + file}, more...) }
+	env := func(more ...string) []string {
+		return append([]string{"TRACE_FILE=" + file, "TRACE_GONE=not unset"}, more...)
+	}
 	clear := func() {
 		must(t, os.WriteFile(file, nil, 0o666))
 		must(t, os.Chmod(file, 0o666))
@@ -70,7 +72,7 @@ func TestRootMPIPlugin(t *testing.T) {
 	if r := n.ctl(t, "run", "--mpi=list"); !strings.HasSuffix(r.out, "\tnone\n\ttrace\n\tpmi2\n") && !slices.Contains(strings.Fields(r.out), "trace") {
 		t.Errorf("--mpi=list: %v", r)
 	}
-	const script = `echo $SLURM_MPI_TYPE $TRACE_CLIENT $TRACE_JOB $TRACE_TASK $(cat <&$TRACE_FD)`
+	const script = `echo $SLURM_MPI_TYPE$TRACE_GONE $TRACE_CLIENT $TRACE_JOB $TRACE_TASK $(cat <&$TRACE_FD)`
 	for _, c := range []struct {
 		name, fail string
 		args       []string

@@ -15,7 +15,8 @@
 //	p_mpi_hook_client_fini            Client.Fini, when all tasks have ended, however that was
 //	mpi_plugin_client_info_t, stepd_step_rec_t, mpi_plugin_task_info_t
 //	                                  step.Spec, whose LocalRanks are this node's tasks
-//	char ***env                       step.Spec.Env to read; what a hook returns is set over it
+//	char ***env                       Prelaunch's argument and result; in stepd step.Spec.Env to read, and what a hook
+//	                                  returns is set over it
 //	SLURM_MPI_TYPE                    set for the tasks by package task, for plugins in the SPANK host too
 //
 // Beyond Slurm's, Plugin.TaskExited is called at the tasks' ends, and launch.MPIJob
@@ -58,9 +59,9 @@ type Plugin interface {
 // Its fields are the client's state. With one, a launch costs a request more.
 type Client interface {
 	// Prelaunch is called once, when the step has its number and its place and
-	// before its launch. env is set over the step's environment ("NAME=VALUE"). An
-	// error gives the step back, and Fini is not called.
-	Prelaunch(ctx context.Context, spec *step.Spec) (env []string, err error)
+	// before its launch. It gets the step's environment ("NAME=VALUE") and returns what it is
+	// to be. An error gives the step back, and Fini is not called.
+	Prelaunch(ctx context.Context, spec *step.Spec, env []string) ([]string, error)
 	// Fini is called after Prelaunch, when the step has ended or its connection is
 	// lost. Its error is reported and changes no exit code, as in Slurm.
 	Fini() error

@@ -81,7 +81,7 @@ func (n launcher) check(req *step.Request) error {
 	case req.NTasks > n.cfg.MaxTasks:
 		err = &step.FieldError{Field: "ntasks", Problem: fmt.Sprintf("%d tasks: the limit is %d (MaxTasksPerNode)", req.NTasks, n.cfg.MaxTasks)}
 	}
-	req.MPI = cmp.Or(req.MPI, n.cfg.MPIDefault)
+	req.MPI = srunopt.MPIType(cmp.Or(req.MPI, n.cfg.MPIDefault))
 	if err == nil {
 		err = n.checkFrequency(req)
 	}

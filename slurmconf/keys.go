@@ -106,13 +106,9 @@ func proctrackType(v string) (string, *flaw) {
 	return "proctrack/" + word, f
 }
 
-// mpiDefault takes one of the types that there are. Slurm's names of pmix by the
-// library's release, "pmix_v4", mean pmix.
+// mpiDefault takes one of the types that there are.
 func (l *loader) mpiDefault(v string) (string, *flaw) {
-	word := bare(v, "mpi/")
-	if strings.HasPrefix(word, "pmix_v") {
-		word = "pmix"
-	}
+	word := srunopt.MPIType(strings.ToLower(v))
 	if word != "pmix" && !slices.Contains(l.mpiTypes, word) {
 		return "", wrong("write one of "+strings.Join(l.mpiTypes, ", "), "there is no such MPI type")
 	}

@@ -356,3 +356,16 @@ func ParseAcctgFreq(s string) (*int, error) {
 	}
 	return task, nil
 }
+
+// MPIType is the MPI plugin that a word of --mpi, SLURM_MPI_TYPE or MpiDefault means: Slurm has
+// names of pmix by the library's release, "pmix_v4", and openmpi for none.
+func MPIType(word string) string {
+	word = strings.TrimPrefix(word, "mpi/")
+	switch {
+	case strings.HasPrefix(word, "pmix_v"):
+		return "pmix"
+	case word == "openmpi":
+		return "none"
+	}
+	return word
+}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"stepd/step"
@@ -60,13 +61,14 @@ type Client struct{ env []string }
 func NewClient() *Client { return &Client{} }
 
 // Prelaunch is client_prelaunch.
-func (c *Client) Prelaunch(_ context.Context, spec *step.Spec) ([]string, error) {
+func (c *Client) Prelaunch(_ context.Context, spec *step.Spec, env []string) ([]string, error) {
 	c.env = os.Environ()
 	note(c.env, "prelaunch %s, %d tasks on %s", spec.ID, spec.NTasks, spec.NodeList)
 	if os.Getenv("TRACE_FAIL") == "prelaunch" {
 		return nil, errors.New("the trace wants to fail")
 	}
-	return []string{"TRACE_CLIENT=" + spec.ID.String()}, nil
+	env = slices.DeleteFunc(env, func(e string) bool { return strings.HasPrefix(e, "TRACE_GONE=") })
+	return append(env, "TRACE_CLIENT="+spec.ID.String()), nil
 }
 
 // Fini is client_fini.
