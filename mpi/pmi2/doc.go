@@ -8,9 +8,9 @@
 // and no port, so a private /tmp or network namespace does not matter, and no
 // rank can claim to be another.
 //
-// Begin with Plugin. The files: wire.go turns bytes into messages and back; serve.go,
-// serve1.go and serve2.go answer messages; state.go and fence.go hold what the ranks
-// share; conn.go moves bytes.
+// Begin with Plugin. The files: wire.go turns bytes into messages and back; conn.go
+// moves bytes, and answers.go answers messages; state.go and fence.go hold what the ranks
+// share.
 //
 // Sources: the message lists that MPICH ships for PMI 1.1 and 2.0, the
 // constants of <slurm/pmi2.h>, and conversations recorded between MPICH 4.0.2

@@ -16,9 +16,9 @@
 // it says is under the user's control, and is bounded and checked here.
 //
 // Begin with Plugin. The files: host.go runs the program in a folder of its own and moves
-// frames; wire.go and protocol.go are their form, which pmixhost/protocol.h defines; job.go
-// makes the job's description; upcalls.go bounds the upcalls and shares them out to
-// meetings.go, modex.go, names.go, spawn.go, query.go and control.go.
+// frames; wire.go and protocol.go are their form, which pmixhost/protocol.h defines; ranks.go
+// makes the job's description; control.go bounds the upcalls and shares them out to
+// meetings.go (fences, groups, queries), names.go (names, modex) and plugin.go (spawn).
 //
 // Sources: the PMIx standard 4.1 (chapters 16 to 18), libpmix's headers, and what
 // libpmix 4.2.2 does.
