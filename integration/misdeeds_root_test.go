@@ -52,10 +52,11 @@ func TestRootPluginHangs(t *testing.T) {
 }
 
 // TestRootPluginDescriptors: a plugin that closes what is not its own, and one that
-// leaves open what tasks are not to have. In task_init the task needs it no more.
+// leaves descriptors open to the tasks. In task_init the task needs the host's no more.
 func TestRootPluginDescriptors(t *testing.T) {
 	waits(t)
 	const closed = "closed descriptors of the process that called it"
+	toTask := []string{"init", "task_init_privileged", "task_init"}
 	runMisdeeds(t, startNode(t, site{}), []misdeed{
 		{do: "closefds", in: asRoot, kills: closed},
 		{do: "closeall", in: asRoot, kills: closed},
@@ -64,7 +65,7 @@ func TestRootPluginDescriptors(t *testing.T) {
 		{do: "closefds", in: []string{"task_init"}},
 		{do: "closestd", in: asRoot, told: "closed a standard descriptor: it is /dev/null now", quiet: inTask},
 		{do: "nofile", in: asRoot, told: "lowered the limit of open files below what its process needs: taken back"},
-		{do: "leave-open", in: []string{"init", "task_init_privileged", "task_init"}},
+		{do: "leave-open", in: toTask, inherit: toTask},
 		noFilesForGood(),
 	}, 4)
 }

@@ -2,10 +2,8 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/close_range.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "host.h"
@@ -46,12 +44,10 @@ static int find_program(const char *path, const char *name, char *buf, size_t si
 	return error;
 }
 
-/* After this only 0, 1, 2 and what was declared survives exec. Not before
- * task_init, whose plugins may use what they opened. */
-static void close_on_exec(struct host *h)
+/* All descriptors of the host are closed by exec but those that were declared for this
+ * task. What plugins have opened without O_CLOEXEC reaches it, as in Slurm. */
+static void keep_declared(struct host *h)
 {
-	if (syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) < 0)
-		task_fail(h, STAGE_EXEC, errno, "cannot close the descriptors", 1);
 	for (uint32_t at = h->step.ranks[h->rank].fds.first; at != NO_ITEM;
 	     at = h->step.items[at].next) {
 		if (fcntl(h->fds[h->step.items[at].index], F_SETFD, 0) < 0)
@@ -92,7 +88,7 @@ _Noreturn void task_exec(struct host *h)
 	const char *path = h->argv[0];
 
 	last_env(h);
-	close_on_exec(h);
+	keep_declared(h);
 	if (strchr(path, '/') == NULL) {
 		/* Without PATH nothing is found, as measured (--export). */
 		int error = find_program(env_get(&h->env, "PATH"), path, found, sizeof(found));

@@ -5,7 +5,6 @@
 #include "script.h"
 
 #include <fcntl.h>
-#include <linux/close_range.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -46,8 +45,7 @@ static _Noreturn void child(struct host *h, const struct script *s, int fd, int 
 
 	/* Its own group: what it leaves can be told apart from the task. */
 	(void)setpgid(0, 0);
-	if (dup2(h->null, 0) >= 0 && (fd == 1 || dup2(h->null, 1) >= 0) && dup2(out, fd) >= 0 &&
-	    syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) >= 0)
+	if (dup2(h->null, 0) >= 0 && (fd == 1 || dup2(h->null, 1) >= 0) && dup2(out, fd) >= 0)
 		(void)execve(s->path, argv, h->env.v);
 	error = errno;
 	(void)!write(failed, &error, sizeof(error));
