@@ -91,8 +91,7 @@ func run(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, err
 		return 0, err
 	}
 	code, err := launchStep(client, o, d, argv)
-	p.Exit()
-	return p.StrictCode(code), err
+	return p.End(code), err
 }
 
 func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, error) {

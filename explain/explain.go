@@ -138,6 +138,8 @@ func (e *explainer) summary(x *Explanation) string {
 		return fmt.Sprintf("the step runs%s, and nothing of it has failed", ran)
 	case r.State == step.Completing:
 		return "the tasks have ended, and the rest of the step is being ended"
+	case r.State == step.Completed && slices.ContainsFunc(r.Tasks, func(t step.Task) bool { return t.State == step.TaskFailed }):
+		return "the step ended with exit code 0, and tasks of it never ran the command"
 	case r.State == step.Completed:
 		return fmt.Sprintf("the step ran%s, and all of its tasks ended well", ran)
 	}

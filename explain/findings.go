@@ -394,7 +394,7 @@ func (e *explainer) cancelled() {
 		e.add(Finding{Kind: KindCancel, Text: "the step was cancelled: " + r.Reason})
 	case r.State == step.Timeout:
 		e.add(Finding{Kind: KindCancel, Text: "the step's time was over: " + r.Reason})
-	case r.State == step.Failed && r.Reason != "" && !e.said(r.Reason):
+	case (r.State == step.Failed || r.State == step.Completed) && r.Reason != "" && !e.said(r.Reason):
 		// What no other finding has: a daemon's death, --kill-on-bad-exit.
 		e.add(Finding{Kind: KindState, Text: r.Reason})
 	}

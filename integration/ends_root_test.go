@@ -117,3 +117,104 @@ func TestRootTaskDescriptors(t *testing.T) {
 		n.stack(t)
 	}
 }
+
+// TestRootTaskHookExits: a hook that calls exit(n) in a task ends it with n, as in Slurm;
+// the others run. The record and explain name the plugin.
+func TestRootTaskHookExits(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	so := buildKind(t, n, "ends.c")
+	for _, hook := range []string{"task_init_privileged", "task_init"} {
+		for _, code := range []int{0, 1, 7, 127, 253, 255} {
+			for _, flag := range []string{"required", "optional"} {
+				t.Run(fmt.Sprintf("%s %s %d", flag, hook, code), func(t *testing.T) {
+					n.stack(t, fmt.Sprintf("%s %s %s:exit:%d", flag, so, hook, code))
+					r := n.ctl(t, "run", "-n", "2", "echo", "ran")
+					if r.code != code || r.out != "" {
+						t.Errorf("want exit code %d, and no task run: %v", code, r)
+					}
+					doc := n.lastEnded(t)
+					if want := map[bool]string{true: "COMPLETED", false: "FAILED"}[code == 0]; doc.State != want || doc.ExitCode == nil || *doc.ExitCode != code {
+						t.Errorf("want %s with code %d, got %+v", want, code, doc)
+					}
+					for _, task := range doc.Tasks {
+						if task.State != "FAILED" || task.ExitCode == nil || *task.ExitCode != code {
+							t.Errorf("rank %d: state %s, exit code %v: want FAILED with %d", task.Rank, task.State, task.ExitCode, code)
+						}
+					}
+					plugin := fmt.Sprintf("plugin %q: slurm_spank_%s", "ends.so", hook)
+					for rank := range 2 {
+						contains(t, "stderr", r.err, fmt.Sprintf("%s (rank %d): called exit(%d)", plugin, rank, code))
+					}
+					contains(t, "reason", doc.Reason, plugin, fmt.Sprintf("called exit(%d)", code))
+					contains(t, "explain", n.ctl(t, "explain", doc.id()).out, plugin, fmt.Sprintf("called exit(%d)", code))
+				})
+			}
+		}
+	}
+	// Of several codes the highest is the step's.
+	n.stack(t, "required "+so+" task_init:exit:7")
+	if r := n.ctl(t, "batch", "-W", "-o", "out", "--wrap=true"); r.code != 7 {
+		t.Errorf("batch: want 7, got %v", r)
+	}
+	if r := n.ctl(t, "run", "-n", "2", "--kill-on-bad-exit", "true"); r.code != 7 {
+		t.Errorf("--kill-on-bad-exit: want 7, got %v", r)
+	}
+	n.stack(t)
+	n.serves(t)
+}
+
+// TestRootLocalExits: a plugin that calls exit(n) on the local side ends stepctl with n, as
+// it ends srun, salloc and sbatch, and says so; nothing of the request is left.
+func TestRootLocalExits(t *testing.T) {
+	waits(t)
+	n, strict := startNode(t, site{}), startNode(t, site{Stepd: "SpankStrict=yes\n"})
+	so := map[*node]string{n: buildKind(t, n, "ends.c"), strict: buildKind(t, strict, "ends.c")}
+	run := []string{"run", "sh", "-c", "echo ran; exit 3"}
+	alloc, batch := []string{"alloc", "-Q", "sh", "-c", "echo ran; exit 3"}, []string{"batch", "-W", "-o", "/dev/null", "--wrap=exit 3"}
+	for _, c := range []struct {
+		ctx   int
+		args  []string
+		hooks []string
+	}{
+		{1, run, []string{"init", "init_post_opt", "local_user_init", "exit"}},
+		{3, alloc, []string{"init", "init_post_opt", "exit"}},
+		{3, batch, []string{"init", "init_post_opt", "exit"}},
+	} {
+		for _, hook := range c.hooks {
+			for _, code := range []int{0, 7, 255} {
+				for _, flag := range []string{"required", "optional"} {
+					for _, n := range []*node{n, strict} {
+						t.Run(fmt.Sprintf("%s %s %s %d strict=%v", c.args[0], hook, flag, code, n == strict), func(t *testing.T) {
+							n.stack(t, fmt.Sprintf("%s %s ctx=%d %s:exit:%d", flag, so[n], c.ctx, hook, code))
+							r := n.ctl(t, c.args...)
+							want := code
+							if n == strict && flag == "required" {
+								want = max(1, code)
+							}
+							if ran := strings.Contains(r.out, "ran\n") || strings.Contains(r.out, "Submitted batch job"); r.code != want || ran != (hook == "exit") {
+								t.Errorf("want exit code %d: %v", want, r)
+							}
+							contains(t, "stderr", r.err, fmt.Sprintf("stepctl: error: plugin %q: slurm_spank_%s: called exit(%d)\n", "ends.so", hook, code))
+							if strings.Contains(r.err, "Plugin stack") || strings.Contains(r.err, "Plug-in") {
+								t.Errorf("more is said than happened: %v", r)
+							}
+							n.idle(t)
+							n.checkClean(t)
+						})
+					}
+				}
+			}
+		}
+		t.Run(c.args[0]+" option", func(t *testing.T) {
+			n.stack(t, "required "+so[n])
+			r := n.ctl(t, append([]string{c.args[0], "--ends=9"}, c.args[1:]...)...)
+			if r.code != 9 || r.out != "" {
+				t.Errorf("want exit code 9: %v", r)
+			}
+			contains(t, "stderr", r.err, `plugin "ends.so": option callback: called exit(9)`)
+			n.checkClean(t)
+		})
+	}
+	n.serves(t)
+}

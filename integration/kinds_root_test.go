@@ -66,8 +66,8 @@ func TestRootKindRobustMutex(t *testing.T) {
 	n := startNode(t, site{})
 	n.stack(t, "required "+buildKind(t, n, "mutex.c")+" 2")
 	r := n.ctl(t, "run", "-n", "8", "true")
-	if r.code != 1 {
-		t.Errorf("want 1, rank 2 has failed: %v", r)
+	if r.code != 9 {
+		t.Errorf("want 9, rank 2's own: %v", r)
 	}
 	contains(t, "stderr", r.err, `plugin "mutex.so": slurm_spank_task_init (rank 2): called exit(9)`)
 	step := n.lastEnded(t)

@@ -51,7 +51,7 @@ type SessionConfig struct {
 // Session is a spankhost in a context in which nothing is forked. Its methods
 // are called by one goroutine, in the order of host/protocol.h, and each
 // returns a *launch.HookError where a plugin failed (RC is set) or took the host
-// down (Cause says how). After the latter all methods but Close fail.
+// down (Cause says how, Exit with which status). After the latter all methods but Close fail.
 type Session struct {
 	host   *Host
 	cfg    SessionConfig
@@ -223,21 +223,26 @@ func (s *Session) explain(err error) error {
 		s.Kill("closed its control channel")
 		<-s.done
 	}
-	cause := s.ending()
+	cause, exit := s.ending()
 	if hook, ok := s.host.Crash(-1, cause); ok {
+		if hook.Cause == cause { // else the host has given up by itself
+			hook.Exit = exit
+		}
 		return hook
 	}
 	return fmt.Errorf("spankhost (%s context, pid %d): %s", s.cfg.Context, s.host.PID(), cause)
 }
 
-// ending words the host's end. It is called when done is closed.
-func (s *Session) ending() string {
+// ending words the host's end; exit is its status where it has ended itself by exit(3).
+// It is called when done is closed.
+func (s *Session) ending() (cause string, exit *int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cause != "" {
-		return s.cause
+		return s.cause, nil
 	}
-	return launch.HookEnd(s.status)
+	exit, _ = s.status.CodeAndSignal()
+	return launch.HookEnd(s.status), exit
 }
 
 // Done is closed when the host has ended.

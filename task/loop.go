@@ -337,15 +337,21 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 }
 
 // recordEnd writes the end of a task, which was in a phase before it, into the record. The
-// returned status is the one that counts for the step: a task that died in a hook, and so
-// was never exec'd, counts as exit code 1, and crash says so. failed: it has run no program.
+// returned status is the one that counts for the step: a task that was killed in a hook
+// counts as exit code 1, one whose hook has called exit(n) as n, as in Slurm, and crash
+// says so. failed: it has run no program.
 func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatus, failed bool, crash string) {
 	place, killed := s.host.Where(e.LocalID), s.tasks.list[e.LocalID].cause
 	hook, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, killed))
-	if sig, ok := e.Status.Signaled(); ok && killed == "" && (s.wasSent(sig) || s.causes.terminated(sig)) {
+	sig, signaled := e.Status.Signaled()
+	if signaled && killed == "" && (s.wasSent(sig) || s.causes.terminated(sig)) {
 		inHook = false // a plugin is not to blame for it
 	}
 	failed = (!place.AtExec || place.Errno != 0) && (was != taskForeign || killed != "")
+	status = e.Status
+	if failed && inHook && signaled {
+		status = step.ExitedWith(1)
+	}
 	s.d.Accounting.TaskEnded(e)
 	s.ledger.write(func(rec *step.Record) {
 		t := &rec.Tasks[e.LocalID]
@@ -360,13 +366,14 @@ func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatu
 		if inHook {
 			firstReason(rec, hook.Error())
 			noteCrash(rec, hook)
-			t.ExitCode, t.Signal = new(1), nil
+			code, _ := status.Exited()
+			t.ExitCode, t.Signal = &code, nil
 		}
 	})
 	if failed && inHook {
-		return step.ExitedWith(1), true, hook.Error()
+		crash = hook.Error()
 	}
-	return e.Status, failed, ""
+	return status, failed, crash
 }
 
 // trackEpilog puts the process of a task's epilog where the task was, so that it

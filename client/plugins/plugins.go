@@ -47,6 +47,7 @@ type Host struct {
 	PostOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
 	ExitEnv    []string // what environ has besides, at slurm_spank_exit
 	told       bool     // how the host has ended
+	exited     *int     // the command's exit code, where a plugin has called exit
 	strict     bool     // SpankStrict
 	failures   int      // of required plugins, that ended nothing
 }
@@ -142,11 +143,13 @@ func hearPlugin(r launch.HostRecord) {
 }
 
 // failed ends the host and words a failure in srun's or salloc's words; the
-// hook's own were said by the host, unless it has not lived to say them.
+// hook's own were said by the host, unless it has not lived to say them. A plugin that
+// has called exit(n) ends the command with n, as it would end srun itself.
 func (p *Host) failed(err error, local, allocator string) error {
 	p.Close() // its last words come first
-	if !p.told && !Returned(err) {
-		terminal.Say("error: %v", err)
+	p.tell(err)
+	if p.exited != nil {
+		return terminal.ExitError(p.code(0))
 	}
 	words := local
 	if p.context == spank.ContextAllocator {
@@ -154,6 +157,21 @@ func (p *Host) failed(err error, local, allocator string) error {
 	}
 	terminal.Say("error: %s", words)
 	return terminal.ExitError(1)
+}
+
+// tell reports how the host has ended, once.
+func (p *Host) tell(err error) {
+	if p.told || Returned(err) {
+		return
+	}
+	p.told = true
+	terminal.Say("error: %v", err)
+	if hook, ok := errors.AsType[*launch.HookError](err); ok {
+		p.exited = hook.Exit
+		if hook.Required {
+			p.failures++
+		}
+	}
 }
 
 // Returned reports whether an error is only what a hook has returned.
@@ -280,6 +298,9 @@ func (p *Host) give(i int, v []byte) error {
 	o := p.Options[i]
 	p.values[i] = v
 	err := p.Session.Give(o, v)
+	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Exit != nil {
+		return p.failed(err, "", "")
+	}
 	if !Returned(err) {
 		return err
 	}
@@ -389,13 +410,22 @@ func (p *Host) Around(verb func() (int, error)) (int, error) {
 		return 0, err
 	}
 	code, err := verb()
-	p.Exit()
-	return p.StrictCode(code), err
+	return p.End(code), err
 }
 
-// StrictCode is the command's exit code: with SpankStrict=yes no required
-// plugin fails for nothing on this side either.
-func (p *Host) StrictCode(code int) int {
+// End calls slurm_spank_exit and returns the exit code of a command that would end with
+// code.
+func (p *Host) End(code int) int {
+	p.Exit()
+	return p.code(code)
+}
+
+// code is the exit code of a command that would end with code: where a plugin has called
+// exit(n), n. With SpankStrict=yes no required plugin fails for nothing on this side either.
+func (p *Host) code(code int) int {
+	if p.exited != nil {
+		code = *p.exited
+	}
 	if code == 0 && p.strict && p.failures > 0 {
 		return 1
 	}
@@ -412,11 +442,8 @@ func (p *Host) Exit() {
 	if err == nil {
 		err = p.Session.Exit(p.ExitEnv)
 	}
-	if err != nil && !p.told && !Returned(err) {
-		terminal.Say("error: %v", err)
-		if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Required {
-			p.failures++
-		}
+	if err != nil {
+		p.tell(err)
 	}
 	p.failures += len(p.Session.RequiredFailures())
 	p.told = true

@@ -122,6 +122,8 @@ type HookError struct {
 	RC *int
 	// Cause says what happened where it did not return: "killed by SIGSEGV".
 	Cause string
+	// Exit is n where the hook of a session has called exit(n), else nil.
+	Exit *int
 }
 
 func (e *HookError) Error() string {
