@@ -18,7 +18,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"stepd/eventlog"
@@ -44,7 +46,7 @@ type Metrics struct {
 	answers  *prometheus.HistogramVec
 
 	ended    *prometheus.CounterVec
-	launch   prometheus.Histogram
+	launch   prometheus.Observer
 	phases   *prometheus.HistogramVec
 	hooks    *prometheus.CounterVec
 	hookTime *prometheus.CounterVec
@@ -73,33 +75,37 @@ var (
 
 // New makes counters that stand at zero.
 func New() *Metrics {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	auto := promauto.With(registry)
+	counter := func(name, help string) prometheus.Counter {
+		return auto.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return auto.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
-		phase:    newNames(phasesMax), plugin: newNames(pluginsMax),
+		registry: registry, phase: newNames(phasesMax), plugin: newNames(pluginsMax),
 		requests: counters("stepd_requests_total", "Requests that noded has answered.", "verb", "code"),
 		answers:  histograms("stepd_request_seconds", "How long the answers took; of Wait and Events as long as the client waited.", callBuckets, "verb"),
 		ended:    counters("stepd_steps_ended_total", "Steps of this node that have ended, by their final state.", "state"),
-		launch: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "stepd_launch_seconds", Help: "From the request to the exec of the last task.", Buckets: launchBuckets,
-		}),
+		launch:   histograms("stepd_launch_seconds", "From the request to the exec of the last task.", launchBuckets).WithLabelValues(),
 		phases:   histograms("stepd_launch_phase_seconds", "How long the stages of launches took.", launchBuckets, "phase"),
 		hooks:    counters("stepd_hook_calls_total", "Calls of SPANK hooks in steps.", "plugin", "hook"),
 		hookTime: counters("stepd_hook_seconds_total", "Time that calls of SPANK hooks took.", "plugin", "hook"),
 		hookBad:  counters("stepd_hook_failures_total", "Calls of SPANK hooks that returned an error, or never.", "plugin", "hook"),
 		crashes:  counters("stepd_plugin_crashes_total", "Steps whose SPANK host a plugin has taken down.", "plugin"),
 		kills:    counters("stepd_kills_total", "Signals that have ended the tasks of steps.", "signal"),
-		ooms:     prometheus.NewCounter(prometheus.CounterOpts{Name: "stepd_oom_kills_total", Help: "Processes of steps that the kernel has ended for want of memory."}),
+		ooms:     counter("stepd_oom_kills_total", "Processes of steps that the kernel has ended for want of memory."),
 		streams:  counters("stepd_stream_bytes_total", "Bytes of tasks' output that stepds have carried to clients, of steps that have ended.", "stream"),
 		leaks:    counters("stepd_leaks_found_total", "What was found left behind, by kind.", "kind"),
-		adopted:  prometheus.NewCounter(prometheus.CounterOpts{Name: "stepd_adopted_steps_total", Help: "Running steps that were taken over from an earlier noded."}),
-		adoption: prometheus.NewGauge(prometheus.GaugeOpts{Name: "stepd_adoption_seconds", Help: "How long this noded took at its start to find what an earlier one has left."}),
-		unread:   prometheus.NewCounter(prometheus.CounterOpts{Name: "stepd_event_logs_unread_total", Help: "Event logs that could not be read: their steps count in stepd_steps_ended_total alone."}),
+		adopted:  counter("stepd_adopted_steps_total", "Running steps that were taken over from an earlier noded."),
+		adoption: auto.NewGauge(prometheus.GaugeOpts{Name: "stepd_adoption_seconds", Help: "How long this noded took at its start to find what an earlier one has left."}),
+		unread:   counter("stepd_event_logs_unread_total", "Event logs that could not be read: their steps count in stepd_steps_ended_total alone."),
 	}
-	m.registry.MustRegister(
-		m.requests, m.answers, m.ended, m.launch, m.phases, m.hooks, m.hookTime, m.hookBad, m.crashes, m.kills, m.ooms,
-		m.streams, m.leaks, m.adopted, m.adoption, m.unread,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
 	// What has not happened yet is 0, not absent: a rate needs a first value.
 	for _, s := range []step.State{step.Completed, step.Failed, step.Cancelled, step.Timeout, step.OutOfMemory, step.NodeFail} {
 		m.ended.WithLabelValues(string(s))
@@ -108,14 +114,6 @@ func New() *Metrics {
 		m.leaks.WithLabelValues(string(k))
 	}
 	return m
-}
-
-func counters(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-}
-
-func histograms(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 }
 
 // Request is node.Meter's.
@@ -187,27 +185,28 @@ func (m *Metrics) Watch(source Source) { m.registry.MustRegister(now{source}) }
 // now makes gauges of the node's figures when the page is read.
 type now struct{ source Source }
 
+// gauge describes one of them.
+func gauge(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(name, help, labels, nil)
+}
+
 var (
-	descState       = prometheus.NewDesc("stepd_node_state", "1 of the state that the node is in.", []string{"state"}, nil)
-	descSteps       = prometheus.NewDesc("stepd_steps", "Steps of this node that have not ended, by state.", []string{"state"}, nil)
-	descJobs        = prometheus.NewDesc("stepd_jobs", "Jobs that have not ended.", nil, nil)
-	descCPUs        = prometheus.NewDesc("stepd_cpus", "CPUs of the node.", nil, nil)
-	descFreeCPUs    = prometheus.NewDesc("stepd_cpus_free", "CPUs that no job has.", nil, nil)
-	descMemory      = prometheus.NewDesc("stepd_memory_bytes", "Memory that the node gives out, 0 where it gives out none.", nil, nil)
-	descUsed        = prometheus.NewDesc("stepd_memory_given_bytes", "Memory that jobs were given.", nil, nil)
-	descGres        = prometheus.NewDesc("stepd_gres", "Generic resources of the node.", []string{"name", "type"}, nil)
-	descGresUsed    = prometheus.NewDesc("stepd_gres_used", "Generic resources that jobs have.", []string{"name", "type"}, nil)
-	descUnkillable  = prometheus.NewDesc("stepd_unkillable_steps", "Steps of which processes are left that SIGKILL does not end.", nil, nil)
-	descFallbacks   = prometheus.NewDesc("stepd_fallbacks", "What the node does in a lesser way than it was asked to.", nil, nil)
-	descConnections = prometheus.NewDesc("stepd_connections", "Connections of clients.", nil, nil)
+	descState       = gauge("stepd_node_state", "1 of the state that the node is in.", "state")
+	descSteps       = gauge("stepd_steps", "Steps of this node that have not ended, by state.", "state")
+	descJobs        = gauge("stepd_jobs", "Jobs that have not ended.")
+	descCPUs        = gauge("stepd_cpus", "CPUs of the node.")
+	descFreeCPUs    = gauge("stepd_cpus_free", "CPUs that no job has.")
+	descMemory      = gauge("stepd_memory_bytes", "Memory that the node gives out, 0 where it gives out none.")
+	descUsed        = gauge("stepd_memory_given_bytes", "Memory that jobs were given.")
+	descGres        = gauge("stepd_gres", "Generic resources of the node.", "name", "type")
+	descGresUsed    = gauge("stepd_gres_used", "Generic resources that jobs have.", "name", "type")
+	descUnkillable  = gauge("stepd_unkillable_steps", "Steps of which processes are left that SIGKILL does not end.")
+	descFallbacks   = gauge("stepd_fallbacks", "What the node does in a lesser way than it was asked to.")
+	descConnections = gauge("stepd_connections", "Connections of clients.")
 )
 
-// Describe is prometheus.Collector's.
-func (now) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descState, descSteps, descJobs, descCPUs, descFreeCPUs, descMemory, descUsed, descGres, descGresUsed, descUnkillable, descFallbacks, descConnections} {
-		ch <- d
-	}
-}
+// Describe is prometheus.Collector's: no description makes the collector unchecked.
+func (now) Describe(chan<- *prometheus.Desc) {}
 
 // Collect is prometheus.Collector's.
 func (n now) Collect(ch chan<- prometheus.Metric) {
@@ -377,7 +376,7 @@ func (m *Metrics) Serve(l net.Listener, ready Ready, failed func(error)) *Server
 		Handler: mux, ReadTimeout: readMax, WriteTimeout: writeMax + readMax, IdleTimeout: idleMax, MaxHeaderBytes: 16 << 10,
 	}}
 	s.wg.Go(func() {
-		if err := s.http.Serve(&bounded{Listener: l, slots: make(chan struct{}, connsMax), done: make(chan struct{})}); !errors.Is(err, http.ErrServerClosed) {
+		if err := s.http.Serve(netutil.LimitListener(l, connsMax)); !errors.Is(err, http.ErrServerClosed) {
 			failed(fmt.Errorf("cannot serve metrics any more: %w", err))
 		}
 	})
@@ -399,45 +398,4 @@ func answer(w http.ResponseWriter, why []string) {
 		text = strings.Join(why, "\n") + "\n"
 	}
 	_, _ = io.WriteString(w, text) // the client may be gone
-}
-
-// bounded takes so many connections at a time; the next ones wait.
-type bounded struct {
-	net.Listener
-	slots chan struct{}
-	done  chan struct{} // closed by Close
-	once  sync.Once
-}
-
-// Close ends an Accept that waits, for whatever.
-func (b *bounded) Close() error {
-	b.once.Do(func() { close(b.done) })
-	return b.Listener.Close()
-}
-
-// Accept waits for a slot, then for a connection.
-func (b *bounded) Accept() (net.Conn, error) {
-	select {
-	case b.slots <- struct{}{}:
-	case <-b.done:
-		return nil, net.ErrClosed
-	}
-	c, err := b.Listener.Accept()
-	if err != nil {
-		<-b.slots
-		return nil, err
-	}
-	return &slotted{Conn: c, free: sync.OnceFunc(func() { <-b.slots })}, nil
-}
-
-// slotted gives its slot back when it is closed.
-type slotted struct {
-	net.Conn
-	free func()
-}
-
-// Close closes the connection.
-func (c *slotted) Close() error {
-	defer c.free()
-	return c.Conn.Close()
 }

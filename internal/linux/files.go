@@ -1,12 +1,14 @@
 package linux
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -129,3 +131,150 @@ func PeerCred(c syscall.Conn) (cred *unix.Ucred, err error) {
 	})
 	return cred, err
 }
+
+// Poller waits for events on descriptors. It holds an epoll descriptor, which
+// Go's own poller watches in turn: so a wait parks a goroutine and not a
+// thread, and events that Go's poller does not know (POLLPRI of kernfs files)
+// end it all the same.
+//
+// One goroutine at a time may call Wait.
+type Poller struct {
+	file *os.File
+}
+
+// NewPoller watches fds for events, a mask for epoll_ctl(2) such as
+// unix.EPOLLPRI. The caller keeps the fds open until Close, and closes them.
+func NewPoller(events uint32, fds ...int) (*Poller, error) {
+	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create an epoll descriptor: %w", err)
+	}
+	// Only a descriptor that says O_NONBLOCK is given to Go's poller.
+	if err := unix.SetNonblock(epfd, true); err != nil {
+		unix.Close(epfd)
+		return nil, fmt.Errorf("cannot set O_NONBLOCK on an epoll descriptor: %w", err)
+	}
+	for _, fd := range fds {
+		ev := unix.EpollEvent{Events: events, Fd: int32(fd)}
+		if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+			unix.Close(epfd)
+			return nil, fmt.Errorf("cannot watch descriptor %d: %w", fd, err)
+		}
+	}
+	return &Poller{file: os.NewFile(uintptr(epfd), "epoll")}, nil
+}
+
+// Close ends the watch.
+func (p *Poller) Close() error { return p.file.Close() }
+
+// Wait calls check, with the descriptors that are ready, until it returns true
+// or an error, which Wait returns. The first call comes at once and without
+// any: the state may be the wanted one already, and a kernfs file reports only
+// changes since it was last read through the watched descriptor. When ctx ends
+// first, its cause is returned; check has been called once even then.
+func (p *Poller) Wait(ctx context.Context, check func(ready []int) (bool, error)) error {
+	if done, err := check(nil); done || err != nil {
+		return err
+	}
+	conn, err := p.file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("cannot wait: %w", err)
+	}
+	fired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(fired)
+		_ = p.file.SetReadDeadline(time.Unix(1, 0)) // fails only after Close
+	})
+	defer func() {
+		if !stop() {
+			<-fired // a late call would spoil the next Wait
+		}
+		_ = p.file.SetReadDeadline(time.Time{})
+	}()
+
+	var checkErr error
+	readErr := conn.Read(func(epfd uintptr) bool {
+		done, err := drain(int(epfd), check)
+		checkErr = err
+		return done || err != nil
+	})
+	switch {
+	case checkErr != nil:
+		return checkErr
+	case errors.Is(readErr, os.ErrDeadlineExceeded):
+		return context.Cause(ctx)
+	case readErr != nil:
+		return fmt.Errorf("cannot wait: %w", readErr)
+	}
+	return nil
+}
+
+// drain hands every pending event to check. It goes on until epoll has none
+// left: Go's poller is edge-triggered and would not report the rest.
+func drain(epfd int, check func([]int) (bool, error)) (bool, error) {
+	var events [64]unix.EpollEvent
+	var ready [len(events)]int
+	for {
+		n, err := Uninterrupted(func() (int, error) { return unix.EpollWait(epfd, events[:], 0) })
+		if err != nil {
+			return false, fmt.Errorf("cannot read events: %w", err)
+		}
+		if n == 0 {
+			return false, nil
+		}
+		for i := range n {
+			ready[i] = int(events[i].Fd)
+		}
+		if done, err := check(ready[:n]); done || err != nil {
+			return done, err
+		}
+	}
+}
+
+// Inotify reports that something has happened to files or directories
+// (inotify(7)). What it was is not kept: the caller looks again. Watch and Wait
+// may be called at the same time, Wait by one goroutine only.
+type Inotify struct {
+	f *os.File
+}
+
+// NewInotify makes one that watches nothing yet. EMFILE: the user's limit
+// (fs.inotify.max_user_instances) is reached.
+func NewInotify() (*Inotify, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("cannot create an inotify instance: %w", err)
+	}
+	return &Inotify{f: os.NewFile(uintptr(fd), "inotify")}, nil
+}
+
+// Watch adds path to what is watched, for the events of mask (unix.IN_…). A
+// path that is watched already gets the new mask. ENOENT: it does not exist.
+// ENOSPC: the user's limit (fs.inotify.max_user_watches) is reached.
+func (i *Inotify) Watch(path string, mask uint32) error {
+	err := OnFD(i.f, func(fd int) error { _, err := unix.InotifyAddWatch(fd, path, mask); return err })
+	if err != nil {
+		return fmt.Errorf("cannot watch %q: %w", path, err)
+	}
+	return nil
+}
+
+// Wait returns when something has happened since the last call, or with
+// os.ErrDeadlineExceeded at the deadline; the zero time is none. After Close it
+// returns os.ErrClosed.
+func (i *Inotify) Wait(deadline time.Time) error {
+	if err := i.f.SetReadDeadline(deadline); err != nil {
+		// The one cause for a file that has deadlines at all; its own error for
+		// it is not exported.
+		return fmt.Errorf("cannot wait for inotify: %w", os.ErrClosed)
+	}
+	// Room for many events: each call takes all that there are at once.
+	buf := make([]byte, 16<<10)
+	if _, err := i.f.Read(buf); err != nil {
+		return fmt.Errorf("cannot read inotify: %w", err)
+	}
+	return nil
+}
+
+// Close ends the watches, and a Wait that is under way.
+func (i *Inotify) Close() error { return i.f.Close() }
