@@ -34,7 +34,7 @@ var importRules = map[string]struct {
 	"stepd/task/oom":           {[]string{"stepd/step", "stepd/internal/linux", "stepd/step/launch"}, "a mechanism knows no other"},
 	"stepd/task/affinity":      {[]string{"stepd/step", "stepd/internal/linux", "stepd/srunopt", "stepd/step/launch"}, "a task plugin is a mechanism, and knows no other"},
 	"stepd/spank":              {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/wire", "stepd/step/launch", "stepd/srunopt"}, "a mechanism knows no other"},
-	"stepd/spank/lint":         {[]string{"stepd/spank"}, "what only noded and stepctl pay for"},
+	"stepd/spank/lint":         {[]string{"stepd/internal/nearest", "stepd/spank"}, "what only noded and stepctl pay for"},
 	"stepd/proctrack":          {[]string{"stepd/step", "stepd/internal/linux", "stepd/step/launch"}, "a mechanism knows no other"},
 	"stepd/proctrack/detect":   {[]string{"stepd/proctrack", "stepd/step", "stepd/internal/linux"}, "what only noded pays for"},
 	"stepd/jobcontainer":       {[]string{"stepd/step", "stepd/internal/linux", "stepd/step/launch", "stepd/internal/printable"}, "a mechanism knows no other"},
@@ -48,7 +48,7 @@ var importRules = map[string]struct {
 	"stepd/stepio":             {[]string{"stepd/step", "stepd/internal/linux", "stepd/api/stepapi", "stepd/step/launch"}, "the client's streams"},
 	"stepd/stepio/relay":       {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable", "stepd/step/launch"}, "stepd's half of the streams: a mechanism knows no other"},
 	"stepd/stepnet":            {[]string{"stepd/step", "stepd/step/launch", "stepd/internal/wire"}, "carries words and bytes; knows neither tasks nor clients"},
-	"stepd/slurmconf":          {[]string{"stepd/step", "stepd/srunopt"}, "the site's files; a node's resources are written as a request's are"},
+	"stepd/slurmconf":          {[]string{"stepd/internal/nearest", "stepd/step", "stepd/srunopt"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":               {[]string{"stepd/node/spool", "stepd/node/exchange", "stepd/node/health", "stepd/node/state", "stepd/node/selection", "stepd/internal/child", "stepd/internal/lookup", "stepd/node/scripts", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux", "stepd/srunopt", "stepd/eventlog", "stepd/step/launch"}, "knows mechanisms by interfaces"},
 	"stepd/node/state":         {[]string{"stepd/node/store", "stepd/internal/linux", "stepd/step"}, "what a node keeps: records and their numbers; knows nothing that runs"},
 	"stepd/node/exchange":      {[]string{"stepd/node/state", "stepd/api/stepapi", "stepd/step"}, "what a job's programs have for each other: knows neither steps nor their processes"},
@@ -72,7 +72,7 @@ var importRules = map[string]struct {
 	"stepd/stepd/wire":         {[]string{"stepd/acct", "stepd/step", "stepd/task", "stepd/task/affinity", "stepd/task/cgroup", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/internal/linux", "stepd/step/launch"}, "wires a step, whatever serves it: it knows no socket of noded's"},
 	"stepd/cmd/stepd":          {[]string{"stepd/stepd"}, "wires"},
 	"stepd/client":             {[]string{"stepd/client/options", "stepd/client/plugins", "stepd/client/terminal", "stepd/api", "stepd/api/stepapi", "stepd/explain", "stepd/internal/build", "stepd/internal/printable", "stepd/mpi", "stepd/spank", "stepd/step", "stepd/stepio", "stepd/stepio/replay", "stepd/srunopt", "stepd/eventlog"}, "a client's part in a step; prints no reports"},
-	"stepd/client/options":     {[]string{"stepd/client/plugins", "stepd/client/terminal", "stepd/internal/linux", "stepd/internal/nofile", "stepd/internal/printable", "stepd/slurmconf", "stepd/step", "stepd/stepio", "stepd/srunopt"}, "a command line becomes a request: noded is not asked"},
+	"stepd/client/options":     {[]string{"stepd/internal/nearest", "stepd/client/plugins", "stepd/client/terminal", "stepd/internal/linux", "stepd/internal/nofile", "stepd/internal/printable", "stepd/slurmconf", "stepd/step", "stepd/stepio", "stepd/srunopt"}, "a command line becomes a request: noded is not asked"},
 	"stepd/client/plugins":     {[]string{"stepd/client/terminal", "stepd/api", "stepd/internal/manual", "stepd/spank", "stepd/step", "stepd/step/launch", "stepd/srunopt"}, "plugins on the client's side: no verb is known"},
 	"stepd/client/terminal":    {[]string{"stepd/internal/linux", "stepd/internal/printable", "stepd/step", "stepd/stepio/replay"}, "the user's terminal: neither noded nor options are known"},
 	"stepd/client/report":      {[]string{"stepd/client", "stepd/client/options", "stepd/client/plugins", "stepd/client/terminal", "stepd/api", "stepd/explain", "stepd/internal/printable", "stepd/slurmconf", "stepd/spank", "stepd/spank/lint", "stepd/step", "stepd/eventlog", "stepd/step/launch", "stepd/srunopt"}, "verbs that print"},
@@ -87,6 +87,7 @@ var importRules = map[string]struct {
 
 	// What every program may use that shows what others have written.
 	"stepd/internal/printable": {nil, "one line, that moves no cursor: standard library only"},
+	"stepd/internal/nearest":   {nil, "what a misspelt word was meant to be: standard library only"},
 
 	// What runs and judges tests.
 	"stepd/internal/testkit/gate": {nil, "reads go test's records"},

@@ -354,7 +354,7 @@ func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) b
 func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 	found := Problem{Severity: sev, File: s.file, Line: s.line}
 	own := (&Stepd{}).keys(l.dir)[strings.ToLower(p.key)] != nil
-	near := nearest(p.key, keys)
+	near := meantKey(p.key, keys)
 	switch {
 	case own:
 		found.Text = p.key + " is not a key of this file and is not read"

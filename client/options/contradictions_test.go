@@ -54,17 +54,6 @@ func TestOverruled(t *testing.T) {
 	}
 }
 
-func TestSlips(t *testing.T) {
-	for pair, want := range map[[2]string]int{
-		{"", ""}: 0, {"a", ""}: 1, {"", "ab"}: 2, {"label", "label"}: 0, {"lable", "label"}: 1, {"labl", "label"}: 1,
-		{"labels", "label"}: 1, {"kitten", "sitting"}: 3, {"ab", "ba"}: 1,
-	} {
-		if got := slips(pair[0], pair[1]); got != want {
-			t.Errorf("slips(%q) = %d, want %d", pair, got, want)
-		}
-	}
-}
-
 func TestUnknownInScript(t *testing.T) {
 	script := []byte("#!/bin/sh\n#SBATCH --job-nam=x\n")
 	_, err := FromScript(batchVerb(), &plugins.Host{}, "job.sh", script)
