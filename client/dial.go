@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"stepd/api"
 	"stepd/client/options"
@@ -337,6 +338,30 @@ func (d *Dialer) Prepare(c *cobra.Command, args []string) error {
 		return nil
 	}
 	return nil
+}
+
+// FlagError words what the parser says of a command line, as options.FlagError does. An option
+// that a plugin offers to other verbs alone is named as such.
+func (d *Dialer) FlagError(c *cobra.Command, err error) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok || d.Plugins == nil || d.Plugins.Session == nil || unknown.GetSpecifiedShortnames() != "" {
+		return options.FlagError(c.Flags(), err)
+	}
+	other, verbs := spank.ContextLocal, "run"
+	if ContextOf(c) == spank.ContextLocal {
+		other, verbs = spank.ContextAllocator, "alloc and batch"
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if there := plugins.Offered(ctx, d.Client(), other, callTimeout); there != nil {
+		defer there.Close()
+		for _, o := range there.Options {
+			if o.Name == unknown.GetSpecifiedName() {
+				return fmt.Errorf("%w: plugin %q registers it for %s alone", err, o.Plugin, verbs)
+			}
+		}
+	}
+	return options.FlagError(c.Flags(), err)
 }
 
 // ContextOf is the context in which a verb loads plugins.

@@ -161,6 +161,9 @@ func TestRootPluginsCheck(t *testing.T) {
 		says  []string // at the first line, if they begin with a colon
 	}{
 		{"nothing wrong", []string{"required " + good, "# required"}, 0, nil},
+		{"a slip of the pen", []string{"required " + bad("slip", "-DSLIP")}, 0, []string{":1: warning: ", "slurm_spank_user_int", "did you mean slurm_spank_user_init?"}},
+		{"a constructor that does not return", []string{"required " + bad("constructor", "-DCONSTRUCTOR")}, 1, []string{":1: error: ", "dlopen: did not return within 1s"}},
+		{"an option of run alone", []string{"required " + x}, 0, []string{":1: warning: ", "--same", "for run alone", "spank_option_register()"}},
 		{"an unknown word", []string{"mandatory " + good}, 1, []string{":1: error: ", "mandatory", "required, optional or include"}},
 		{"an unreadable include", []string{"optional " + good, "include fifo"}, 1, []string{": error: ", "include in " + conf + ":2", "fifo"}},
 		{"a loop", []string{"include plugstack.conf"}, 1, []string{": error: ", "include loop"}},
@@ -192,7 +195,7 @@ func TestRootPluginsCheck(t *testing.T) {
 				t.Errorf("want exit code %d, got %v", c.code, r)
 			}
 			if c.says == nil {
-				if r.out != "" {
+				if r.out != "1 plugin, no problem\n" {
 					t.Errorf("told %q", r.out)
 				}
 				return
@@ -214,6 +217,12 @@ func TestRootPluginsCheck(t *testing.T) {
 			}
 		})
 	}
+	t.Run("batch and an option of run", func(t *testing.T) {
+		n.stack(t, "required "+x)
+		if r := n.ctl(t, "batch", "--same=1", "--wrap", "true"); r.code != 1 || r.err != `stepctl: error: unknown flag: --same: plugin "option" registers it for run alone`+"\n" {
+			t.Errorf("got %v", r)
+		}
+	})
 	t.Run("RequireSafePlugins", func(t *testing.T) {
 		other := startNode(t, site{Stepd: "RequireSafePlugins=yes\n"})
 		other.stack(t, "optional "+open)

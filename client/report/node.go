@@ -2,6 +2,7 @@ package report
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -170,7 +171,7 @@ func PluginsCommand(d *client.Dialer) *cobra.Command {
 		Short: "list the SPANK plugins as a step would load them",
 		Long: "plugins lists the node's plugin stack, or FILE's, as it would be loaded: each plugin with the line\n" +
 			"that names it, its hooks, its options, the release that it was built for and its missing imports.\n" +
-			"It loads the plugins and calls their slurm_spank_init as the caller, in local context.\n" +
+			"It loads the plugins and calls their slurm_spank_init as the caller, in local and in allocator context.\n" +
 			"--check prints what is wrong instead, a finding a line, and exits 1 when one is an error.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, files []string) error {
@@ -255,35 +256,49 @@ func builtIn(root *cobra.Command) []string {
 	return slices.Compact(names)
 }
 
-// initPatience bounds slurm_spank_init where the site does not (HookTimeout):
+// initPatience bounds dlopen and each hook where the site does not (HookTimeout):
 // a command that asks for a list is not to wait for ever.
 const initPatience = 10 * time.Second
 
-// pluginOptions loads one plugin as stepctl run does and asks it for its options.
+// pluginOptions loads one plugin as stepctl run does, then as alloc and batch do, and asks it
+// for its options. The remote side is not asked: what plugins do there they do as root, to a
+// step, and there is none.
 func pluginOptions(node *api.ConfigReply, p spank.Plugin) (options []lint.Option, err error) {
-	timeout := initPatience
-	if node.HookTimeoutS > 0 {
-		timeout = time.Duration(node.HookTimeoutS) * time.Second
-	}
 	p.Required = true // so that a failure is one
+	for _, c := range []spank.Context{spank.ContextLocal, spank.ContextAllocator} {
+		offered, err := offeredIn(c, node, p)
+		if err != nil {
+			return options, err
+		}
+		for _, o := range offered {
+			is := func(known lint.Option) bool { return known.Name == o.Name }
+			if i := slices.IndexFunc(options, is); i >= 0 {
+				options[i].Contexts = append(options[i].Contexts, c.String())
+			} else {
+				options = append(options, lint.Option{Name: o.Name, ArgInfo: o.ArgInfo, Usage: o.Usage, HasArg: o.HasArg, Contexts: []string{c.String()}})
+			}
+		}
+	}
+	return options, nil
+}
+
+// offeredIn are the options of a plugin in a context.
+func offeredIn(c spank.Context, node *api.ConfigReply, p spank.Plugin) (offered []spank.Option, err error) {
+	timeout := cmp.Or(time.Duration(node.HookTimeoutS)*time.Second, initPatience)
 	s, _, err := plugins.Open(context.Background(), node, spank.SessionConfig{
-		Context: spank.ContextLocal, Stack: spank.Stack{Plugins: []spank.Plugin{p}}, Env: os.Environ(), HookTimeout: timeout,
+		Context: c, Stack: spank.Stack{Plugins: []spank.Plugin{p}}, Env: os.Environ(), HookTimeout: timeout,
 	})
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	offered, err := s.Init()
-	if err != nil {
+	if offered, err = s.Init(); err != nil {
 		return nil, err
 	}
-	for _, o := range offered {
-		options = append(options, lint.Option{Name: o.Name, ArgInfo: o.ArgInfo, Usage: o.Usage, HasArg: o.HasArg})
-	}
 	if err := s.Exit(nil); err != nil && !plugins.Returned(err) {
-		return options, err // a return code changes nothing there
+		return offered, err // a return code changes nothing there
 	}
-	return options, nil
+	return offered, nil
 }
 
 func printReport(w io.Writer, file string, r *lint.Report) error {
@@ -299,8 +314,19 @@ func printFindings(w io.Writer, r *lint.Report) error {
 	for _, f := range r.Findings {
 		fmt.Fprintln(&b, printable.Line(f.String(), 4000))
 	}
+	if len(r.Findings) == 0 {
+		fmt.Fprintf(&b, "%s, no problem\n", Plural(len(r.Plugins), "plugin"))
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// Plural is a number of things.
+func Plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // printPlugins prints each plugin with what is wrong with it, then what is wrong

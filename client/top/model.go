@@ -210,17 +210,10 @@ func (m *topModel) head(columns int) []string {
 		}
 	}
 	first := fmt.Sprintf("%s  %s  %s  %d of %s run, %s", l.Time.Format("15:04:05"), printable.Line(l.node.Name, 30), l.node.State, running,
-		plural(len(l.Steps), "step"), plural(tasks, "task"))
+		report.Plural(len(l.Steps), "step"), report.Plural(tasks, "task"))
 	second := fmt.Sprintf("CPUs %s of %d used   memory %s of %s given   order: %s", used, l.node.CPUs, megabyteWords(l.node.UsedMB),
 		megabyteWords(l.node.MemoryBytes>>20), m.sort)
 	return []string{terminal.Fit(first, columns), terminal.Fit(second, columns), "", m.columns("STEP", "NAME", "COMMAND", "USER", "ST", "TIME", "CPU%", "MEMORY", "READ/s", "WRITE/s", "WAIT c m i", columns)}
-}
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func megabyteWords(mb uint64) string { return report.Size(new(int64(mb << 20))) }

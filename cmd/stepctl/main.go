@@ -109,7 +109,7 @@ func bareRoot(d *client.Dialer) *cobra.Command {
 		DisableSuggestions: true, // cobra's take lines of their own
 		SilenceUsage:       true,
 	}
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return options.FlagError(c.Flags(), err) })
+	root.SetFlagErrorFunc(d.FlagError)
 	root.PersistentPreRunE = options.Check
 	root.Flags().BoolP("version", "V", false, "print the version and exit")
 	root.SetVersionTemplate("{{.Version}}\n")

@@ -286,11 +286,26 @@ func TestFindings(t *testing.T) {
 	}
 }
 
+// TestSlips: a function that is named as a hook and is none.
+func TestSlips(t *testing.T) {
+	b := newBench(t)
+	want := []string{
+		`plugstack.conf:1: warning: plugin "slip.so" exports "slurm_spank_helper_of_mine", which is no hook: it is never called; make it static, if it is the plugin's own`,
+		`plugstack.conf:1: warning: plugin "slip.so" exports "slurm_spank_task_int", which is no hook: it is never called; did you mean slurm_spank_task_init?`,
+	}
+	if diff := cmp.Diff(want, b.told(b.check("required "+b.plugin("slip.so", "-DSLIP")))); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestOptions: the second of a name is never used, nor is one of stepctl's.
 func TestOptions(t *testing.T) {
 	b := newBench(t)
 	one, two, three := b.plugin("one.so"), b.plugin("two.so"), b.plugin("three.so")
-	options := map[string][]Option{one: {{Name: "a", HasArg: 1, ArgInfo: "N", Usage: "u"}, {Name: "ntasks"}}, two: {{Name: "b"}, {Name: "a"}}}
+	options := map[string][]Option{
+		one: {{Name: "a", HasArg: 1, ArgInfo: "N", Usage: "u", Contexts: []string{"local", "allocator"}}, {Name: "ntasks"}},
+		two: {{Name: "b", Contexts: []string{"local"}}, {Name: "a"}, {Name: "c", Contexts: []string{"allocator"}}},
+	}
 	r := Check(Config{
 		Plugstack: b.write("plugstack.conf", "required "+one+"\noptional "+two+"\noptional "+three+"\nrequired "+three+"\n"),
 		Host:      b.host, BuiltIn: []string{"nodes", "ntasks"},
@@ -303,7 +318,9 @@ func TestOptions(t *testing.T) {
 	})
 	want := []string{
 		`plugstack.conf:1: warning: option --ntasks of plugin "one.so" is never used: stepctl has one of that name; rename it`,
+		`plugstack.conf:2: warning: option --b of plugin "two.so" is for run alone; call spank_option_register() for it in every context: batch and alloc take no option of a spank_options table`,
 		`plugstack.conf:2: warning: option --a of plugin "two.so" is never used: plugin "one.so" at plugstack.conf:1 offers it too, and comes first; rename one of them, or remove one of the lines`,
+		`plugstack.conf:2: warning: option --c of plugin "two.so" is for alloc and batch alone; call spank_option_register() for it in every context: batch and alloc take no option of a spank_options table`,
 		`plugstack.conf:3: warning: cannot ask plugin "three.so" for its options: it crashed`,
 		`plugstack.conf:4: error: cannot ask plugin "three.so" for its options: it crashed`,
 	}

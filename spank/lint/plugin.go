@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"stepd/internal/nearest"
 	"stepd/spank"
 )
 
@@ -107,6 +109,7 @@ func (x *examination) run() {
 		x.imports()
 	}
 	x.facts()
+	x.noHooks()
 	x.shadows()
 	x.unsafeLibraries()
 }
@@ -204,6 +207,30 @@ func (x *examination) facts() {
 	case err != nil:
 		why, remedy, _ := strings.Cut(err.Error(), "; ")
 		x.refuse(StateIncompatible, fmt.Sprintf("plugin %q: %s", x.line.Path, why), remedy)
+	}
+}
+
+// hookPrefix begins the names of all hooks.
+const hookPrefix = "slurm_spank_"
+
+// noHooks lists the functions of the plugin that are named as hooks and are none: nothing
+// ever calls them.
+func (x *examination) noHooks() {
+	hooks := spank.Hooks()
+	for _, name := range slices.Sorted(maps.Keys(x.object.exports)) {
+		word, named := strings.CutPrefix(name, hookPrefix)
+		if _, hosts := x.host[0].exports[name]; !named || hosts || slices.Contains(hooks, name) {
+			continue
+		}
+		var words []string
+		for _, h := range hooks {
+			words = append(words, strings.TrimPrefix(h, hookPrefix))
+		}
+		remedy := "make it static, if it is the plugin's own"
+		if near := nearest.Of(word, words); near != "" {
+			remedy = "did you mean " + hookPrefix + near + "?"
+		}
+		x.warn(fmt.Sprintf("plugin %q exports %.100q, which is no hook: it is never called", x.line.Path, name), remedy)
 	}
 }
 
@@ -377,7 +404,13 @@ type Option struct {
 	Usage   string `json:"usage"`
 	// HasArg is 0 for none, 1 for a required one, 2 for an optional one.
 	HasArg int `json:"has_arg"`
+	// Contexts are the client's contexts in which the plugin registers it: "local" (run) and
+	// "allocator" (alloc, batch).
+	Contexts []string `json:"contexts"`
 }
+
+// verbs are the commands that know the options of a context.
+var verbs = map[string]string{spank.ContextLocal.String(): "run", spank.ContextAllocator.String(): "alloc and batch"}
 
 // askOptions asks the plugins that load for their options, and reports those
 // that cannot be used: an earlier plugin or stepctl itself has the name.
@@ -415,6 +448,10 @@ func (r *Report) option(p *Plugin, o Option, first map[string]*Plugin, builtIn [
 		return
 	}
 	first[o.Name] = p
+	if len(o.Contexts) == 1 {
+		r.add(spank.SeverityWarning, p.File, p.Line, p.Path, fmt.Sprintf("option --%s of plugin %q is for %s alone", o.Name, p.Path, verbs[o.Contexts[0]]),
+			"call spank_option_register() for it in every context: batch and alloc take no option of a spank_options table")
+	}
 	if slices.Contains(builtIn, o.Name) {
 		r.add(spank.SeverityWarning, p.File, p.Line, p.Path,
 			fmt.Sprintf("option --%s of plugin %q is never used: stepctl has one of that name", o.Name, p.Path), "rename it")

@@ -6,7 +6,11 @@
  *   -DNO_VERSION -DNO_NAME -DNO_SPANK_VERSION -DNO_HOOKS
  *   -DUNDEFINED_DATA -DUNDEFINED_FUNCTION
  *   -DTYPE='"text"'
+ *   -DSLIP        a function that is named as a hook and is none
+ *   -DCONSTRUCTOR a constructor that does not return
  */
+#include <unistd.h>
+
 #include <slurm/spank.h>
 
 #ifndef TYPE
@@ -41,6 +45,21 @@ void use_function(void);
 void use_function(void)
 {
 	no_such_function_xyz();
+}
+#endif
+
+#ifdef SLIP
+int slurm_spank_user_int(void);
+int slurm_spank_user_int(void)
+{
+	return 0;
+}
+#endif
+#ifdef CONSTRUCTOR
+__attribute__((constructor)) static void never(void)
+{
+	for (;;)
+		pause();
 }
 #endif
 

@@ -75,6 +75,20 @@ __attribute__((constructor)) static void runs(void)
 }
 #endif
 
+#ifdef SLIP
+int slurm_spank_task_int(void);
+int slurm_spank_task_int(void)
+{
+	return 0;
+}
+
+int slurm_spank_helper_of_mine(void);
+int slurm_spank_helper_of_mine(void)
+{
+	return 0;
+}
+#endif
+
 #ifndef NO_HOOKS
 int slurm_spank_task_init(spank_t sp, int ac, char *av[])
 {
