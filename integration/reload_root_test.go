@@ -106,3 +106,52 @@ func (n *node) noZombies(t testing.TB) {
 		return nil
 	})
 }
+
+// TestRootDebugFlags: each flag logs its lines, from the reload on with which it was set, and
+// no flag logs another one's.
+func TestRootDebugFlags(t *testing.T) {
+	waits(t)
+	base := containerBase(t)
+	n := startNode(t, site{
+		Real: true, Node: "Gres=bandwidth:2", Slurm: "JobContainerType=job_container/tmpfs\nGresTypes=bandwidth\n",
+		Container: "AutoBasePath=true\nBasePath=" + base + "\n",
+	})
+	lines := map[string][]string{
+		"Cgroup":           {`place `},
+		"CPU_Bind":         {`task`},
+		"Gres":             {`bandwidth:1`},
+		"JobAccountGather": {`{`},
+		"JobContainer": {
+			"create for uid " + fmt.Sprint(alice.uid), "add_pid ", "of uid " + fmt.Sprint(alice.uid), "add_cont ", "delete", "restore, with the jobs []", "fini",
+		},
+		"Steps": {fmt.Sprintf("2 tasks of uid %d: CPUs ", alice.uid), "stepd says"},
+	}
+	conf := readFile(t, n.path("slurm.conf"))
+	for _, flags := range []string{"Backfill", "jobcontainer", "Cgroup,CPU_Bind", "Gres,JobAccountGather,Steps,Backfill"} {
+		n.write(t, "slurm.conf", conf+"DebugFlags="+flags+"\n")
+		n.hup(t, "noded: ready")
+		before := len(n.log.String())
+		if r := n.ctl(t, "run", "-n2", "--overcommit", "--gres=bandwidth:1", "true"); r.code != 0 {
+			t.Fatal(r)
+		}
+		n.idle(t)
+		n.hup(t, "noded: ready")
+		var log string // what noded -v has without a flag is of level debug
+		for line := range strings.Lines(n.log.String()[before:]) {
+			if strings.Contains(line, "level=info") {
+				log += line
+			}
+		}
+		for flag, words := range lines {
+			set := strings.Contains(strings.ToLower(","+flags+","), strings.ToLower(","+flag+","))
+			if has := strings.Contains(log, `msg="`+flag+": "); has != set {
+				t.Errorf("DebugFlags=%s: %s is logged: %t", flags, flag, has)
+			}
+			for _, w := range words {
+				if set && !strings.Contains(log, w) {
+					t.Errorf("DebugFlags=%s: no %q in\n%s", flags, w, log)
+				}
+			}
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -51,6 +52,9 @@ type Config struct {
 	// where the site has use_interactive_step; "" is that it runs the shell where it is.
 	InteractiveStep string
 
+	// DebugFlags are the flags of slurm.conf(5) for which the log has more than otherwise:
+	// Cgroup, CPU_Bind, Gres, JobAccountGather, JobContainer, Steps.
+	DebugFlags []string
 	// MPIDefault is MpiDefault; "" is "none". MPITypes are the types that exist here.
 	MPIDefault string
 	MPITypes   []string
@@ -238,6 +242,18 @@ type Limits interface {
 	Apply(writes []step.CgroupWrite) error
 	// Devices reports whether a step sees its own devices alone.
 	Devices() bool
+}
+
+// wants reports whether the site has set a flag of DebugFlags.
+func (c *Config) wants(flag string) bool { return slices.Contains(c.DebugFlags, flag) }
+
+// debug logs what a flag of DebugFlags asks for; without it the line is noded -v's.
+func (c *Config) debug(log *logrus.Entry, flag, format string, args ...any) {
+	level := logrus.DebugLevel
+	if c.wants(flag) {
+		level = logrus.InfoLevel
+	}
+	log.Logf(level, flag+": "+format, args...)
 }
 
 // Containers makes the private view of the node that the steps of a job share.

@@ -67,7 +67,7 @@ func (n launcher) Adopt(ctx context.Context, p api.Peer, in *api.AdoptRequest) (
 	if over(f.record()) { // it ended meanwhile, and the process may be killed with the others
 		return nil, externOver(j.ID)
 	}
-	n.places.addPID(f.log, j.ID, pid, owner)
+	n.places.addPID(j.ID, pid, owner)
 	f.log.WithField("pid", pid).Info("process adopted")
 	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: n.pinned(j.ID)}, nil
 }

@@ -294,7 +294,7 @@ func (f *follower) drain(msgs <-chan *stepapi.Msg) {
 
 // handle takes one record of stepd's. It returns true for the result.
 func (f *follower) handle(m *stepapi.Msg) (result bool) {
-	f.log.Debugf("stepd says %q", m.Type)
+	f.n.cfg.debug(f.log, "Steps", "stepd says %q", m.Type)
 	switch m.Type {
 	case stepapi.TypeHello:
 		defer f.meet()
@@ -407,6 +407,10 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	}
 	if idle && !f.n.scripts.OwesEpilog() {
 		f.n.reg.free(f.job)
+	}
+	if u := rec.Usage; u != nil && f.n.cfg.wants("JobAccountGather") {
+		text, _ := json.Marshal(u) // it has no value that JSON has not
+		f.n.cfg.debug(f.log, "JobAccountGather", "%s", text)
 	}
 	f.log.WithField("state", rec.State).WithField("reason", rec.Reason).Info("step ended")
 	return err == nil

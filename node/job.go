@@ -168,7 +168,7 @@ func (e *jobEnd) run() {
 	ctx, cancel := context.WithTimeout(context.Background(), e.n.cfg.unkillable)
 	defer cancel()
 	// Before the rest of prolog and epilog, beside which its namespaces are kept.
-	if err := e.n.cfg.Containers.Delete(ctx, e.job.ID); err != nil {
+	if err := e.n.places.uncontain(ctx, e.job.ID); err != nil {
 		e.log.Errorf("%v", err)
 	}
 	e.scripts()
@@ -296,7 +296,7 @@ func (n *Node) released(id step.ID) {
 	log := n.log.WithField("step", id.String())
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.unkillable)
 	defer cancel()
-	if err := n.cfg.Containers.Delete(ctx, id.Job); err != nil {
+	if err := n.places.uncontain(ctx, id.Job); err != nil {
 		log.Errorf("%v", err)
 	}
 	if err := n.cfg.Tracker.EndJob(id.Job); err != nil {

@@ -154,12 +154,33 @@ func (l *launching) start(ctx context.Context, prolog bool) error {
 		rec.Cgroup, rec.CgroupTasks, rec.CgroupV1 = place.Dir, place.Tasks, place.V1
 	})
 
+	l.describe(place)
 	files := append([]*os.File{l.listen, l.res.events}, l.namespaces(ns)...)
 	if err := l.startStepd(leaf, files); err != nil {
 		return err
 	}
 	f.addToContainer()
 	return nil
+}
+
+// describe logs what the step is given, for DebugFlags.
+func (l *launching) describe(place StepPlace) {
+	c, log, spec := &l.n.cfg, l.f.log, l.spec
+	c.debug(log, "Steps", "%d tasks of uid %d: CPUs %s, %d MiB", spec.NTasks, spec.User.UID, spec.CPUs, spec.MemoryMB)
+	c.debug(log, "Cgroup", "place %q, tasks %q, v1 %v", place.Dir, place.Tasks, place.V1)
+	for _, g := range spec.StepGres {
+		c.debug(log, "Gres", "%s", g)
+	}
+	if !c.wants("CPU_Bind") || c.Binding == nil {
+		return
+	}
+	words, err := c.Binding(spec)
+	for _, w := range words {
+		c.debug(log, "CPU_Bind", "%s", w)
+	}
+	if err != nil {
+		c.debug(log, "CPU_Bind", "%v", err)
+	}
 }
 
 // startStepd starts the step's stepd in its place, and the follower with it. files
@@ -251,11 +272,12 @@ func (l *launching) prolog() error {
 // addToContainer adds the step's stepd and cgroup to the job container.
 func (f *follower) addToContainer() {
 	rec := f.record()
-	f.n.places.addPID(f.log, f.id.Job, rec.StepdPID, rec.UID)
+	f.n.places.addPID(f.id.Job, rec.StepdPID, rec.UID)
 	var st unix.Stat_t
 	if rec.Cgroup == "" || unix.Stat(rec.Cgroup, &st) != nil {
 		return
 	}
+	f.n.cfg.debug(f.log, "JobContainer", "add_cont %d (%s)", st.Ino, rec.Cgroup)
 	if err := f.n.cfg.Containers.AddCont(f.id.Job, st.Ino); err != nil {
 		f.log.Debugf("%v", err)
 	}
@@ -401,19 +423,17 @@ func (n *Node) stepdLog() (*child.Stderr, *os.File, error) {
 
 // places makes the places of jobs and steps, and confines them there.
 type places struct {
-	tracker    Tracker
-	limits     Limits // nil confines nothing
-	containers Containers
-	drain      func(reason string)
+	*Config
+	drain func(reason string)
 }
 
 // check refuses a step whose limits cannot be had, before it has a number.
 // The error is a gRPC status.
 func (p *places) check(spec *step.Spec) error {
-	if p.limits == nil {
+	if p.Limits == nil {
 		return nil
 	}
-	_, err := p.limits.Plan(spec)
+	_, err := p.Limits.Plan(spec)
 	if err == nil {
 		return nil
 	}
@@ -430,24 +450,41 @@ func (p *places) blame(err error) {
 
 // contain makes the job's container.
 func (p *places) contain(ctx context.Context, job uint32, user step.User) error {
-	err := p.containers.Create(ctx, job, user)
+	p.debug(p.Log.WithField("job", job), "JobContainer", "create for uid %d", user.UID)
+	err := p.Containers.Create(ctx, job, user)
 	p.blame(err)
 	return err
 }
 
 // addPID adds a process to the job's container. That is for its messages: nothing depends on it.
-func (p *places) addPID(log *logrus.Entry, job uint32, pid int, uid uint32) {
-	if err := p.containers.AddPID(job, pid, uid); err != nil {
+func (p *places) addPID(job uint32, pid int, uid uint32) {
+	log := p.Log.WithField("job", job)
+	p.debug(log, "JobContainer", "add_pid %d of uid %d", pid, uid)
+	if err := p.Containers.AddPID(job, pid, uid); err != nil {
 		log.Debugf("%v", err) // it may have ended already
 	}
 }
 
+// uncontain removes the job's container.
+func (p *places) uncontain(ctx context.Context, job uint32) error {
+	p.debug(p.Log.WithField("job", job), "JobContainer", "delete")
+	return p.Containers.Delete(ctx, job)
+}
+
+// apply writes limits of a job or a step.
+func (p *places) apply(log *logrus.Entry, writes []step.CgroupWrite) error {
+	for _, w := range writes {
+		p.debug(log, "Cgroup", "%s = %s", w.Path, w.Value)
+	}
+	return p.Limits.Apply(writes)
+}
+
 // plan decides the step's limits and tells its spec of them.
 func (p *places) plan(spec *step.Spec) (*launch.LimitPlan, error) {
-	if p.limits == nil {
+	if p.Limits == nil {
 		return &launch.LimitPlan{}, nil
 	}
-	plan, err := p.limits.Plan(spec)
+	plan, err := p.Limits.Plan(spec)
 	if err != nil {
 		return nil, fmt.Errorf("cannot confine the step: %w", err)
 	}
@@ -459,20 +496,20 @@ func (p *places) plan(spec *step.Spec) (*launch.LimitPlan, error) {
 // that this noded has not written yet. The job's come first: a v1 cpuset takes
 // nothing that its children exceed.
 func (p *places) place(f *follower, plan *launch.LimitPlan) (StepPlace, error) {
-	if p.limits == nil {
-		return p.tracker.MakeStep(f.id, nil)
+	if p.Limits == nil {
+		return p.Tracker.MakeStep(f.id, nil)
 	}
 	if err := p.confineJob(f.job, plan); err != nil {
 		return StepPlace{}, err
 	}
-	place, err := p.tracker.MakeStep(f.id, plan.V1)
+	place, err := p.Tracker.MakeStep(f.id, plan.V1)
 	if err != nil {
 		return place, err
 	}
 	for _, note := range plan.Notes {
-		f.log.Debug(note)
+		p.debug(f.log, "Cgroup", "%s", note)
 	}
-	if err := p.limits.Apply(writesOf(plan, "step")); err != nil {
+	if err := p.apply(f.log, writesOf(plan, "step")); err != nil {
 		if place.Leaf != nil {
 			place.Leaf.Close()
 		}
@@ -495,10 +532,10 @@ func (p *places) confineJob(j *job, plan *launch.LimitPlan) error {
 	if len(todo) == 0 {
 		return nil
 	}
-	if err := p.tracker.MakeJob(j.ID, plan.V1); err != nil {
+	if err := p.Tracker.MakeJob(j.ID, plan.V1); err != nil {
 		return err
 	}
-	if err := p.limits.Apply(todo); err != nil {
+	if err := p.apply(p.Log.WithField("job", j.ID), todo); err != nil {
 		return err
 	}
 	if j.limited == nil {
@@ -521,4 +558,4 @@ func writesOf(p *launch.LimitPlan, level string) []step.CgroupWrite {
 }
 
 // localGres reports whether a step numbers its devices from 0: it sees no others.
-func (p *places) localGres() bool { return p.limits != nil && p.limits.Devices() }
+func (p *places) localGres() bool { return p.Limits != nil && p.Limits.Devices() }

@@ -100,7 +100,7 @@ func New(cfg Config) (*Node, error) {
 	n.spoolWatch = &spool.Room{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = time.Duration(cfg.Site.KillWaitS) * time.Second
 	n.scripts = n.newScripts()
-	n.places = places{cfg.Tracker, cfg.Limits, cfg.Containers, func(reason string) { n.health.Drain(reason) }}
+	n.places = places{&n.cfg, func(reason string) { n.health.Drain(reason) }}
 	if err := n.open(); err != nil {
 		n.unlock()
 		return nil, err
@@ -119,7 +119,7 @@ func (n *Node) newScripts() *scripts.Runner {
 		CountCrashes: func(crashed []step.PluginCrash, called func(string) bool) { n.health.Plugins.Count(crashed, called) },
 		Tracker:      c.Tracker, Control: func(job uint32) ([][]byte, error) { return n.store.JobControl(job) },
 		Drain: func(reason string) { n.health.Drain(reason) }, Stopping: n.stopping, Linger: stopLinger, Log: c.Log,
-		Started: func(job uint32, pid int) { n.places.addPID(c.Log.WithField("job", job), job, pid, 0) },
+		Started: func(job uint32, pid int) { n.places.addPID(job, pid, 0) },
 	}
 }
 
@@ -212,6 +212,7 @@ func (n *Node) Close(ctx context.Context) error {
 	var errs []error
 	select {
 	case <-idle:
+		n.cfg.debug(logrus.NewEntry(n.log), "JobContainer", "fini")
 		errs = append(errs, n.cfg.Containers.Fini())
 	case <-ctx.Done():
 		errs = append(errs, fmt.Errorf("cannot wait for the end of all work: %w", context.Cause(ctx)))

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"stepd/api/stepapi"
@@ -171,6 +172,7 @@ func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32]
 	for _, j := range jobs {
 		jobIDs = append(jobIDs, j.ID)
 	}
+	r.n.cfg.debug(logrus.NewEntry(r.n.log), "JobContainer", "restore, with the jobs %v", jobIDs)
 	if err := r.n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
 		r.n.log.Errorf("cannot restore job containers: %v", err)
 		r.n.places.blame(err)

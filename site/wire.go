@@ -70,7 +70,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 		Users: lookup.New(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
 		LeftUsage: s.leftUsage(tracker),
 		Plugins:   plugins.document, StackDigest: s.stackDigest, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
-		MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), Scripts: s.scripts(),
+		DebugFlags: s.conf.DebugFlags, MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), Scripts: s.scripts(),
 	}
 	s.rules(&cfg)
 	return cfg, nil

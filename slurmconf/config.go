@@ -44,6 +44,9 @@ type Config struct {
 	// debug, debug2 to debug5. A number in the file becomes its word.
 	SlurmdDebug string
 
+	// DebugFlags are those for which a node logs more, as slurm.conf(5) writes them.
+	DebugFlags []string
+
 	// ProctrackType is "proctrack/cgroup" (the default), "proctrack/linuxproc"
 	// or "proctrack/pgid".
 	ProctrackType string

@@ -1,6 +1,7 @@
 package slurmconf
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -65,7 +66,7 @@ func (l *loader) slurmKeys() keySet {
 		"tmpfs":                         unused,
 		"launchparameters":              list(&c.LaunchParameters),
 		"interactivestepoptions":        text(&c.InteractiveStepOptions),
-		"debugflags":                    unused,
+		"debugflags":                    parsed(&c.DebugFlags, debugFlags),
 	}
 }
 
@@ -170,6 +171,24 @@ const (
 	named  = "named"
 	allBut = "all but"
 )
+
+// debugFlags takes the words that a release has had, most of which are the controller's, and
+// returns those for which a node logs more, as package node writes them.
+func debugFlags(v string) (out []string, f *flaw) {
+	ours := []string{"Cgroup", "CPU_Bind", "Gres", "JobAccountGather", "JobContainer", "Steps"}
+	for _, w := range words(v) {
+		if i := slices.IndexFunc(ours, func(flag string) bool { return strings.EqualFold(flag, w) }); i >= 0 {
+			out = append(out, ours[i])
+			continue
+		}
+		_, warned := flags(w, "accrue", "agent", "auditrpcs", "audittls", "backfill", "backfillmap", "burstbuffer", "conmgr", "cpufrequency", "data", "dbd_agent",
+			"dependency", "elasticsearch", "energy", "extsensors", "federation", "frontend", "gang", "glob_silence", "hetjob", "jobcomp", "license", "metrics", "mpi",
+			"namespace", "network", "networkraw", "no_conf_hash", "nodefeatures", "power", "priority", "profile", "protocol", "reservation", "route", "sackd", "sack",
+			"script", "selecttype", "switch", "timecray", "tls", "tracejobs", "triggers", "workqueue")
+		f = cmp.Or(f, warned)
+	}
+	return out, f
+}
 
 func limits(field *[]string, meaning string) setter {
 	return func(v string) *flaw {

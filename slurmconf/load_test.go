@@ -137,7 +137,7 @@ TmpFS=/scratch
 LaunchParameters=use_interactive_step,\
    # nothing
 InteractiveStepOptions="--interactive --pty bash -l"
-DebugFlags=CPU_Bind
+DebugFlags=cpu_bind,Backfill,JobContainer
 `,
 		"stepd.conf":         "HookTimeout=7\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=127.0.0.1:9\nUserStepsMax=11\nUserConnectionsMax=12\nUserRequestBytes=0x200000\nUserReplayBytes=131072\nKeepSteps=5\nSpoolTimeout=9\nReplayBytes=4096\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
@@ -161,7 +161,7 @@ DebugFlags=CPU_Bind
 		JobAcctGatherParams: JobAcctGatherParams{UsePss: true, OverMemoryKill: true}, DefMemPerCPU: 100, MaxMemPerNode: 2000,
 		SelectType: "select/linear", SelectTypeParameters: []string{"CR_Core", "CR_Memory"}, GresTypes: []string{"gpu", "bandwidth"},
 		Gres:            []Gres{{Name: "gpu", Count: 2, Files: []string{"/dev/null", "/dev/zero"}, Flags: gpuEnv(), File: filepath.Join(dir, "gres.conf"), Line: 1}},
-		MaxTasksPerNode: 512, LaunchParameters: []string{"use_interactive_step"}, InteractiveStepOptions: "--interactive --pty bash -l",
+		MaxTasksPerNode: 512, LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind", "JobContainer"}, InteractiveStepOptions: "--interactive --pty bash -l",
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpawnStepsMax: 20, PublishedNamesMax: 21, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
 			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, SpoolTimeout: 9 * time.Second, ReplayBytes: 4096,
@@ -183,7 +183,6 @@ DebugFlags=CPU_Bind
 	unread := []string{
 		`ignored: slurm.conf:4: SlurmdPidFile="/run/x-%n.pid": the key has no effect here`,
 		`ignored: slurm.conf:39: TmpFS="/scratch": the key has no effect here`,
-		`ignored: slurm.conf:43: DebugFlags="CPU_Bind": the key has no effect here`,
 	}
 	if diff := cmp.Diff(unread, lines(probs, dir)); diff != "" {
 		t.Error(diff)
@@ -200,7 +199,7 @@ MaxTasksPerNode=010
 MaxTasksPerNode=0
 SlurmdSpoolDir=spool
 ProctrackType=proctrack/cray_aries
-MpiDefault=openmpi
+MpiDefault=lam
 PropagateResourceLimits=core,foo
 PropagatePrioProcess=3
 SlurmdDebug=loud
@@ -227,7 +226,7 @@ include
 		`error: slurm.conf:5: cannot use MaxTasksPerNode="0": out of range; write a number from 1 to 65533`,
 		`error: slurm.conf:6: cannot use SlurmdSpoolDir="spool": not an absolute path; write a path that begins with /`,
 		`error: slurm.conf:7: cannot use ProctrackType="proctrack/cray_aries": not available; write one of cgroup, linuxproc, pgid`,
-		`error: slurm.conf:8: cannot use MpiDefault="openmpi": there is no such MPI type; write one of none, pmi2, pmix`,
+		`error: slurm.conf:8: cannot use MpiDefault="lam": there is no such MPI type; write one of none, pmi2, pmix`,
 		`error: slurm.conf:9: cannot use PropagateResourceLimits="core,foo": "foo" is no limit; write ALL, NONE or some of AS,CORE,CPU,DATA,FSIZE,MEMLOCK,NOFILE,NPROC,RSS,STACK`,
 		`error: slurm.conf:10: cannot use PropagatePrioProcess="3": out of range; write a number from 0 to 2`,
 		`error: slurm.conf:11: cannot use SlurmdDebug="loud": not available; write one of quiet, fatal, error, info, verbose, debug, debug2, debug3, debug4, debug5`,

@@ -6,6 +6,16 @@ import (
 	"testing"
 )
 
+func TestDebugFlags(t *testing.T) {
+	all := "Cgroup,CPU_Bind,Gres,JobAccountGather,JobContainer,Steps"
+	if flags, f := debugFlags(strings.ToUpper(all) + ",TraceJobs"); f != nil || strings.Join(flags, ",") != all {
+		t.Errorf("%q, %+v", flags, f)
+	}
+	if flags, f := debugFlags("Frob,gres"); f == nil || f.severity != SeverityWarning || !slices.Equal(flags, []string{"Gres"}) {
+		t.Errorf("%q, %+v", flags, f)
+	}
+}
+
 func TestPrologFlags(t *testing.T) {
 	for _, c := range []struct {
 		value, words string // "" is nothing wrong
