@@ -259,14 +259,14 @@ func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, 
 			return nil, nil, err
 		}
 		if err := m.Err(); err != nil {
-			closeFDs(fds)
+			stepapi.CloseAll(fds)
 			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
 		}
 		switch {
 		case m.Seq == watchSeq && m.Watched != nil && len(fds) == 1:
 			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil
 		case m.Seq == watchSeq:
-			closeFDs(fds)
+			stepapi.CloseAll(fds)
 			return nil, nil, a.malformed(fmt.Errorf("the answer has %d descriptors of the output, want 1", len(fds)))
 		case !asked:
 			asked = true
@@ -278,13 +278,7 @@ func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, 
 				return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
 			}
 		}
-		closeFDs(fds)
-	}
-}
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
+		stepapi.CloseAll(fds)
 	}
 }
 
@@ -430,7 +424,7 @@ func (a *attached) hear() (*step.Record, error) {
 		if err != nil {
 			return nil, err
 		}
-		closeFDs(fds)
+		stepapi.CloseAll(fds)
 		switch {
 		case m.Type == stepapi.TypeMessage:
 			terminal.SayLine(terminal.Escape(m.Text))
