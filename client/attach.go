@@ -36,18 +36,6 @@ func AttachCommand(d *Dialer) *cobra.Command {
 	o := &attachOptions{}
 	c := &cobra.Command{
 		Use: "attach [options] JOB.STEP", Short: "see the output of a running step, or take up its terminal", Args: cobra.ExactArgs(1),
-		Long: `See what the tasks of a running step write, from the kept part on, or
-take up the terminal of a step of ` + "`stepctl run --pty`" + `. Any number may do so at a time;
-one that does not keep up misses output and is told how much, and holds up no other.
-
-A terminal's keys are the step's, until the detach keys are typed, which leave it
-running. Otherwise attach ends with the step, by its exit code; it is 0 after the
-detach keys, 128+n after a signal, and 141 where its output has no reader any more. The owner of a step and root may attach. On the terminal of another
-than the owner control characters are shown as ^X, unless --raw is given; programs
-that use the whole screen need it.
-
-The output of a step whose tasks have the client's own files or pipes, or files of
-their own, is not seen by attach, which says so.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			id, err := step.ParseID(args[0])
 			if err != nil {
