@@ -139,6 +139,9 @@ type CancelRequest struct {
 	Envelope
 	StepRef
 	Reason string `json:"reason,omitempty"`
+	// Failed makes FAILED, with exit code 1, of a step that has ended as COMPLETED with 0: a
+	// plugin of its client's has failed since. A request that names no step fails then.
+	Failed bool `json:"failed,omitempty"`
 }
 
 // AdoptRequest puts a process into the extern step of a job. Root only.

@@ -57,7 +57,7 @@ func alloc(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, e
 	case len(argv) == 0:
 		argv = []string{shell()}
 	}
-	return p.Around(func() (int, error) { return allocated(client, o, d, argv, interactive) })
+	return p.Around(client, func() (int, error) { return allocated(client, o, d, argv, interactive) })
 }
 
 func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, interactive bool) (int, error) {
@@ -234,6 +234,7 @@ func BatchCommand(d *Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use:         "batch [options] [SCRIPT [ARG...]]",
 		Short:       "run a script as a job of its own, and do not wait for it",
+		Long:        "batch runs SCRIPT (default: what stdin holds) as a job of its own. Lines of it that begin with\n#SBATCH or #STEP, before its first command, are options; the command line's overrule them.",
 		Annotations: map[string]string{UsesPlugins: spank.ContextAllocator.String()},
 		RunE: func(c *cobra.Command, argv []string) error {
 			client := d.Client()
@@ -260,7 +261,7 @@ func BatchCommand(d *Dialer) *cobra.Command {
 // batch submits the script.
 func batch(client *api.Client, o *options.Batch, p *plugins.Host, script []byte, argv []string) (int, error) {
 	p.PostOptEnv = []string{"SLURM_JOB_NAME=" + cmp.Or(o.Name, options.NameOf(argv[0]))}
-	return p.Around(func() (int, error) { return submit(client, o, p, script, argv) })
+	return p.Around(client, func() (int, error) { return submit(client, o, p, script, argv) })
 }
 
 func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte, argv []string) (int, error) {
@@ -285,6 +286,7 @@ func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte
 	if err != nil {
 		return 0, err
 	}
+	p.Ends = &step.ID{Job: reply.JobID, Step: reply.StepID}
 	if o.Parsable {
 		fmt.Println(reply.JobID)
 	} else {
@@ -293,7 +295,7 @@ func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte
 	if !o.Wait {
 		return 0, nil
 	}
-	return waitForJob(ctx, client, step.ID{Job: reply.JobID, Step: reply.StepID})
+	return waitForJob(ctx, client, *p.Ends)
 }
 
 // waitForJob waits for the end of a batch job, and returns its code; 1 of one whose end is

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 
@@ -91,7 +92,7 @@ func run(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, err
 		return 0, err
 	}
 	code, err := launchStep(client, o, d, argv)
-	return p.End(code), err
+	return p.End(client, code, err)
 }
 
 func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (int, error) {
@@ -122,7 +123,7 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobID, Step: reply.StepID},
-		opt: o, ntasks: spec.NTasks, signals: &d.signals, processors: d.Processors,
+		opt: o, plugins: p, ntasks: spec.NTasks, signals: &d.signals, processors: d.Processors,
 	}
 	if spec.Terminal != nil {
 		if d.privateSocket() != "" {
@@ -140,7 +141,11 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	if err != nil {
 		return 0, err
 	}
-	return l.conclude(rec), nil
+	code := l.conclude(rec)
+	if code == 0 {
+		p.Ends = &l.id
+	}
+	return code, nil
 }
 
 // start asks for the step. With plugins it does so in two parts, between which
@@ -215,6 +220,7 @@ type launch struct {
 	node    string
 	id      step.ID
 	opt     *options.Run
+	plugins *plugins.Host
 	ntasks  int
 	forced  bool             // a task was ended by KILL or TERM
 	screen  *terminal.Screen // of a step with a terminal
@@ -325,7 +331,9 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 			l.showTerminal(conn, fds[0])
 			continue
 		}
-		stepapi.CloseAll(fds)
+		for _, fd := range fds {
+			os.NewFile(uintptr(fd), "unasked").Close()
+		}
 		if m.State != "" {
 			l.mu.Lock()
 			l.state = m.State
@@ -334,6 +342,10 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		}
 		switch m.Type {
 		case stepapi.TypeMessage:
+			_, warning, _ := strings.Cut(m.Text, ": warning: ")
+			if strings.HasPrefix(warning, "spank: optional plugin ") && !l.plugins.Warn(warning) {
+				break
+			}
 			terminal.SayLine(terminal.Escape(m.Text))
 		case stepapi.TypeTaskExit:
 			if m.Status != nil {
@@ -406,7 +418,10 @@ func (l *launch) conclude(rec *step.Record) int {
 		terminal.Say("error: step %s: %s, and its exit code is not known: %s", l.id, rec.State, rec.Reason)
 		return 1
 	}
-	if rec.State != step.Completed && (!told || rec.State == step.NodeFail || rec.StepdLost) && rec.Reason != "" {
+	switch {
+	case rec.NoTaskRan():
+		terminal.Say("error: step %s: no task ran: %s", l.id, rec.Reason)
+	case rec.State != step.Completed && (!told || rec.State == step.NodeFail || rec.StepdLost) && rec.Reason != "":
 		terminal.Say("error: step %s: %s: %s", l.id, rec.State, rec.Reason)
 	}
 	l.mu.Lock()

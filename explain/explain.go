@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"stepd/eventlog"
 	"stepd/internal/printable"
@@ -260,13 +261,27 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 	return err
 }
 
-// wrap breaks a text so that no line with its indent is wider than width; the indent of the first
-// one is the caller's.
+// wrap breaks a text at blanks, so that no line with its indent is wider than width;
+// the indent of the first one is the caller's.
 func wrap(text, indent string, width int) string {
-	if width-len(indent) < 20 {
+	room := width - len(indent)
+	if width <= 0 || room < 20 {
 		return text
 	}
-	return strings.TrimPrefix(printable.Wrap(text, indent, indent, width), indent)
+	var lines []string
+	line := ""
+	for i, word := range strings.Split(text, " ") {
+		if i > 0 && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > room {
+			lines = append(lines, line)
+			line = word
+			continue
+		}
+		if i > 0 {
+			line += " "
+		}
+		line += word
+	}
+	return strings.Join(append(lines, line), "\n"+indent)
 }
 
 // textMax bounds one line.
@@ -349,7 +364,7 @@ func (l *eventLog) hook(e *eventlog.Event) {
 		return
 	}
 	l.place(e, nil).remove(e.Rank)
-	if e.RC != nil && *e.RC < 0 {
+	if e.RC != nil && *e.RC != 0 {
 		l.place(e, e.RC).add(e.Rank)
 	}
 }

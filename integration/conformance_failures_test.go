@@ -18,6 +18,8 @@ type outcome struct {
 	code      string
 	ran       string              // which of salloccmd, batch and task have run
 	job       string              // completed, failed, or none: no job came to be
+	record    *stepDoc            // of the job's last step
+	log       string              // what noded's log has of it
 	callbacks map[string][]string // A, L, J and R: in their canonical order
 	options   map[string][]string // by actor: what options' callbacks were given
 	second    map[string][]string // by actor: the calls of the stack's second plugin
@@ -106,9 +108,9 @@ func speaker(line string) (who, text string) {
 	return "", line
 }
 
-// failedLine is our report of a step or job that has failed; the cause behind
-// it is the plugin's own line again.
-var failedLine = regexp.MustCompile(`^(error: (?:step|batch job) JOB(?:\.0)?: FAILED): .*$`)
+// failedLine is our report of a step or job that has failed, or of a plugin that is optional;
+// the cause behind it is the plugin's own line again.
+var failedLine = regexp.MustCompile(`^(error: (?:step|batch job) JOB(?:\.0)?: (?:FAILED|no task ran)|warning: spank: optional plugin probe.so): .*$`)
 
 // compareSaid compares what was said on a stream: ours must hold all that the
 // original tells, and what else ours says is a fact as well.

@@ -29,16 +29,20 @@ func (n *node) jobs(t testing.TB) map[uint32]bool {
 	return jobs
 }
 
-// jobOutcome reports how the case's job has ended: by the code of its last step,
-// which of a batch job is the script's own.
-func (n *node) jobOutcome(t testing.TB, before map[uint32]bool) string {
+// lastStep is the record of the last step of the case's job, which of a batch job is the
+// script's own; nil where no job came to be.
+func (n *node) lastStep(t testing.TB, before map[uint32]bool) (last *stepDoc) {
 	t.Helper()
-	var last *stepDoc
 	for _, s := range n.ps(t, "--all") {
 		if !before[s.JobID] && (last == nil || s.StepID > last.StepID) {
 			last = &s
 		}
 	}
+	return last
+}
+
+// jobOutcome reports how the case's job has ended: by the code of its last step.
+func jobOutcome(last *stepDoc) string {
 	switch {
 	case last == nil:
 		return "none"

@@ -2,7 +2,9 @@ package integration
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -48,82 +50,195 @@ func (rows spankTable) overrule(name string, o *outcome) {
 	}
 }
 
-// variant is one way in which the callback of a row fails.
+// ending is what a command and its step end with.
+type ending struct {
+	code, record string // the step's state, "none": there is no step
+	drains       bool
+	ran          string
+}
+
+// returned is a row of testdata/returns.tsv: a command, a hook in a context, and what a code
+// other than 0 of a required plugin does there. The table in docs/spank.md says the same.
+type returned struct {
+	command, callback, context string
+	plain, strict              ending
+}
+
+func readReturns(t testing.TB) []returned {
+	t.Helper()
+	var rows []returned
+	for _, c := range readTSV(t, "testdata/returns.tsv")[1:] {
+		drains := c[5] == "yes"
+		rows = append(rows, returned{c[0], c[1], c[2], ending{c[3], c[4], drains, c[6]}, ending{c[7], c[8], drains, c[6]}})
+	}
+	return rows
+}
+
+// well is what a command ends with where nothing has failed.
+func well(command string) ending {
+	return ending{"0", "COMPLETED", false, map[string]string{"srun": "task", "salloc+srun": "salloccmd,task", "sbatch": "batch"}[command]}
+}
+
+// TestReturnsAgreeWithSpank compares testdata/returns.tsv with the failure table of spank(8).
+func TestReturnsAgreeWithSpank(t *testing.T) {
+	t.Parallel()
+	rows := readReturns(t)
+	r := newReport(t, "spank_table")
+	for _, want := range readSpankTable(t) {
+		at := slices.IndexFunc(rows, func(row returned) bool {
+			return row.command == want.command && row.callback == want.callback && row.context == want.context
+		})
+		if at < 0 {
+			t.Fatalf("returns.tsv has no row for %s of %s, %s context", want.callback, want.command, want.context)
+		}
+		name, got := want.command+" "+want.callback, rows[at].plain
+		r.fact(name, name, "exit code", want.code, got.code)
+		r.fact(name, name, "drains node", yesNo(want.drains), yesNo(got.drains))
+		r.fact(name, name, "fails job", yesNo(want.fails), yesNo(got.record != "COMPLETED"))
+	}
+	r.end(3 * 25)
+}
+
+// TestReturnsAreDocumented compares testdata/returns.tsv with the table in docs/spank.md.
+func TestReturnsAreDocumented(t *testing.T) {
+	t.Parallel()
+	_, table, _ := strings.Cut(readFile(t, "../docs/spank.md"), "| hook (context) |")
+	table, _, _ = strings.Cut(table, "\n\n")
+	cells := map[string]string{} // by command, hook and context
+	for _, line := range strings.Split(table, "\n")[2:] {
+		columns := strings.Split(strings.Trim(line, "| "), " |")
+		hooks, context, _ := strings.Cut(strings.TrimSuffix(columns[0], ")"), " (")
+		for i, command := range []string{"srun", "salloc+srun", "sbatch"} {
+			for hook := range strings.SplitSeq(hooks, ", ") {
+				if i+1 < len(columns) && strings.TrimSpace(columns[i+1]) != "" {
+					cells[command+" "+hook+" "+context] = strings.ReplaceAll(strings.TrimSpace(columns[i+1]), "**", "")
+				}
+			}
+		}
+	}
+	for _, r := range readReturns(t) {
+		key, want := r.command+" "+r.callback+" "+r.context, r.plain.code+" "+r.plain.record
+		if r.plain.record == "none" {
+			want = r.plain.code + ", no step"
+		}
+		if r.plain.drains {
+			want += ", drained"
+		}
+		if cells[key] != want {
+			t.Errorf("docs/spank.md: %s: %q, want %q", key, cells[key], want)
+		}
+		delete(cells, key)
+	}
+	if len(cells) > 0 {
+		t.Errorf("docs/spank.md has what returns.tsv has not: %v", cells)
+	}
+}
+
+func yesNo(b bool) string { return map[bool]string{true: "yes", false: "no"}[b] }
+
+// variant is one way in which the hook of a row fails.
 type variant struct {
 	flag   string
 	rc     int
 	strict bool
 }
 
-func (r ruling) name(v variant) string {
-	return fmt.Sprintf("%s=%d, %s, %s%s", r.callback, v.rc, v.flag, r.command, map[bool]string{true: ", strict"}[v.strict])
+func (r returned) name(v variant) string {
+	return fmt.Sprintf("%s=%d, %s, %s, %s%s", r.callback, v.rc, v.flag, r.command, r.context, map[bool]string{true: ", strict"}[v.strict])
 }
 
-// failure is the case of a row: the callback fails in the row's context alone.
-func (r ruling) failure(v variant) failure {
-	ctx := map[string]int{"local": 1, "remote": 2, "allocator": 3}[r.context]
+// failure is the case of a row: the hook fails in the row's context alone.
+func (r returned) failure(v variant) failure {
+	ctx := map[string]int{"local": 1, "remote": 2, "allocator": 3, "job_script": 5}[r.context]
 	return failure{
-		command: r.command, tasks: 1,
+		command: r.command, tasks: 2,
 		stack: fmt.Sprintf("%s PLUGINS/probe.so tag=A lite fail=%s=%d@%d\n", v.flag, r.callback, v.rc, ctx),
 	}
 }
 
-// expect is what the table says of a variant: an optional plugin's failure
-// changes nothing, and of a required one's only a negative code is fatal. With
-// SpankStrict=yes no fatal one ends with 0, and the job has failed.
-func (r ruling) expect(v variant) (code string, drains, fails bool) {
-	switch {
-	case v.flag == "optional" || v.rc > 0:
-		return "0", false, false
-	case v.strict && r.code == "0":
-		return "1", r.drains, true
+// variants are the failures of a row: every code has the same result, and is tried with run.
+func (r returned) variants(strict bool) []variant {
+	all := []variant{{"required", -1, strict}, {"required", 3000, strict}, {"optional", -1, strict}}
+	if !strict {
+		all = append(all, variant{"optional", 1, false})
 	}
-	return r.code, r.drains, r.fails
+	if r.command == "srun" {
+		all = append(all, variant{"required", 1, strict}, variant{"required", math.MinInt32, strict}, variant{"optional", math.MinInt32, strict})
+	}
+	return all
 }
 
-// TestRootConformanceFailureTable runs the failure table of spank(8) row by row, for
-// required and optional plugins and for negative and positive codes, and its
-// required and negative half under SpankStrict=yes.
+// TestRootConformanceFailureTable runs testdata/returns.tsv row by row, with codes below and
+// above 0, of required and of optional plugins, with and without SpankStrict=yes. The step's
+// record says what the command's code says, and an optional plugin costs a warning.
 func TestRootConformanceFailureTable(t *testing.T) {
 	t.Parallel()
-	rows := readSpankTable(t)
-	if len(rows) != 25 {
-		t.Fatalf("%d rows in the failure table, want 25", len(rows))
-	}
-	r := newReport(t, "spank_table")
-	for conf, variants := range map[string][]variant{
-		"":                  {{"required", -1, false}, {"required", 1, false}, {"optional", -1, false}, {"optional", 1, false}},
-		"SpankStrict=yes\n": {{"required", -1, true}, {"optional", -1, true}},
-	} {
-		cases := map[string]failure{}
+	rows := readReturns(t)
+	for conf, strict := range map[string]bool{"": false, "SpankStrict=yes\n": true} {
+		cases, checks := map[string]failure{}, map[string]func(*testing.T, *outcome){}
 		for _, row := range rows {
-			for _, v := range variants {
-				cases[row.name(v)] = row.failure(v)
+			for _, v := range row.variants(strict) {
+				name := row.name(v)
+				cases[name] = row.failure(v)
+				checks[name] = func(t *testing.T, o *outcome) { row.check(t, v, o) }
 			}
 		}
 		outcomes := newStand(t, conf).run(t, cases)
-		for _, row := range rows {
-			for _, v := range variants {
-				if o := outcomes[row.name(v)]; o != nil {
-					row.compare(r, v, o)
-				}
+		for name, check := range checks {
+			if o := outcomes[name]; o != nil { // else the case has failed
+				t.Run(name, func(t *testing.T) { check(t, o) })
 			}
 		}
 	}
-	r.end(6 * 25 * 4)
 }
 
-// compare compares a variant's outcome with the table.
-func (r ruling) compare(to *report, v variant, o *outcome) {
-	to.t.Helper()
-	name := r.name(v)
-	code, drains, fails := r.expect(v)
-	yesNo := map[bool]string{true: "yes", false: "no"}
-	to.fact(name, name, "exit code", code, o.code)
-	to.fact(name, name, "drains node", yesNo[drains], yesNo[strings.HasPrefix(o.node, "drained")])
-	to.fact(name, name, "fails job", yesNo[fails], yesNo[o.job != "completed"])
-	said := slices.ContainsFunc(slices.Concat(o.says, o.output), func(line string) bool {
-		return strings.Contains(line, "probe.so") && strings.Contains(line, fmt.Sprintf("failed with rc=%d", v.rc))
-	})
-	to.fact(name, name, "names plugin and code", yesNo[v.flag == "required"], yesNo[said])
+// check compares a variant's outcome with the row.
+func (r returned) check(t *testing.T, v variant, o *outcome) {
+	want := r.plain
+	switch {
+	case v.flag == "optional":
+		want = well(r.command)
+	case v.strict:
+		want = r.strict
+	}
+	got := ending{o.code, "none", strings.HasPrefix(o.node, "drained"), o.ran}
+	if o.record != nil {
+		got.record = o.record.State
+	}
+	if got != want {
+		t.Errorf("exit code, record, drains, ran: %v, want %v; it says %q, %q", got, want, o.says, o.output)
+	}
+	// An alloc has no record: its steps have theirs, of their own ends.
+	if o.record != nil && o.record.ExitCode != nil && !(r.command == "salloc+srun" && r.context == "allocator") {
+		if code := strconv.Itoa(*o.record.ExitCode); code != o.code || (code == "0") != (got.record == "COMPLETED") {
+			t.Errorf("exit code %s, and the record is %s with %s", o.code, got.record, code)
+		}
+	}
+	if got.record == "COMPLETED" && o.ran == "no" && !strings.Contains(o.record.Reason, "probe.so") {
+		t.Errorf("the reason of a step that did not run does not name the plugin: %q", o.record.Reason)
+	}
+	r.checkWords(t, v, o)
+}
+
+// checkWords looks for the line that names plugin, hook and code.
+func (r returned) checkWords(t *testing.T, v variant, o *outcome) {
+	line := fmt.Sprintf("spank: %s plugin probe.so: %s() failed with rc=%d", v.flag, r.callback, v.rc)
+	told := 0
+	for _, said := range slices.Concat(o.says, o.output) {
+		if strings.Contains(said, line) {
+			told++
+		}
+	}
+	logged := strings.Count(o.log, line)
+	remote := r.context == "remote"
+	switch {
+	case v.flag == "required": // the user, or where the user has no part in it, the node
+		if told == 0 && logged == 0 {
+			t.Errorf("no %q: %q, %q, %s", line, o.says, o.output, o.log)
+		}
+	case told != 1 && r.context != "job_script":
+		t.Errorf("the user is warned %d times: %q, %q", told, o.says, o.output)
+	case logged != 1 && (remote || r.context == "job_script"):
+		t.Errorf("noded's log has it %d times: %s", logged, o.log)
+	}
 }

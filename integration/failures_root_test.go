@@ -99,7 +99,7 @@ func (n *node) failure(t testing.TB, c failure) *outcome {
 	if c.prepare != nil {
 		defer c.prepare(t, n)()
 	}
-	before := n.jobs(t)
+	before, logged := n.jobs(t), len(n.wholeLog(t))
 	out := filepath.Join(n.wd, "out")
 	_ = os.Remove(out) // of the case before
 	r := n.do(t, c.call(t, n))
@@ -119,7 +119,9 @@ func (n *node) failure(t testing.TB, c failure) *outcome {
 	if o.ran == "" {
 		o.ran = "no"
 	}
-	o.job = n.jobOutcome(t, before)
+	o.record = n.lastStep(t, before)
+	o.job = jobOutcome(o.record)
+	o.log = n.wholeLog(t)[logged:]
 	for _, rec := range readRecords(t, n.path("record.jsonl")) {
 		if rec.CB == "opt_cb" {
 			o.options[rec.actor] = append(o.options[rec.actor], rec.option())

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/internal/child"
@@ -32,6 +34,30 @@ func (n steps) Cancel(ctx context.Context, ref api.StepRef, reason string) error
 		return nil
 	}
 	return n.tell(ref, "cancel", func(f *follower) error { return f.cancel(ctx, reason) })
+}
+
+// Fail is Cancel, and makes FAILED of a step that has ended well: a required plugin has failed on
+// its client's side since (SpankStrict), and the client ends with 1.
+func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) error {
+	if ref.StepID == nil {
+		return api.NewError(api.InvalidArgument, "step_id: failed is for one step")
+	}
+	id := step.ID{Job: ref.JobID, Step: *ref.StepID}
+	if f := n.reg.follower(id); f != nil && f.ending() {
+		select { // the client may know the end before noded has stored it
+		case <-f.ended:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	err := n.Cancel(ctx, ref, reason)
+	if api.CodeOf(err) != api.FailedPrecondition {
+		return err
+	}
+	if err := n.store.Fail(id, reason); err != nil {
+		return api.NewError(api.Unavailable, err.Error())
+	}
+	return nil
 }
 
 // tell passes a request on to the running steps that ref names.
@@ -124,9 +150,12 @@ func converse(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
 		return nil, err
 	}
 	for {
-		got, err := c.Hear()
+		got, fds, err := c.Recv()
 		if err != nil {
 			return nil, err
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
 		}
 		switch {
 		case got.Type == stepapi.TypeHello && got.Version != stepapi.Version:
@@ -190,21 +219,15 @@ func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	}
 	// Steps that were numbered meanwhile are among them; ending steps need no
 	// report.
-	return n.allOf(j, "suspended", func(f *follower) error { return f.suspend(ctx, by) })
-}
-
-// allOf asks all steps of a job that was suspended or resumed, as is says. One that is so by itself,
-// or does not run any more, needs no word.
-func (n steps) allOf(j *job, is string, ask func(*follower) error) error {
-	_, err := n.eachStep(api.StepRef{JobID: j.ID}, func(f *follower) error {
-		err := ask(f)
-		if rec := f.record(); isEnding(f, rec) || (rec.Suspended != nil) == (is == "suspended") {
-			return nil
+	_, err := n.eachStep(ref, func(f *follower) error {
+		err := f.suspend(ctx, by)
+		if rec := f.record(); rec.Suspended != nil || isEnding(f, rec) {
+			return nil // it is suspended, or will not run
 		}
 		return err
 	})
 	if err != nil && !errors.Is(err, errNoStep) {
-		return api.Errorf(api.FailedPrecondition, "job %d is %s, but not all of its steps: %v", j.ID, is, err)
+		return api.Errorf(api.FailedPrecondition, "job %d is suspended, but not all of its steps: %v", j.ID, err)
 	}
 	return nil
 }
@@ -231,7 +254,17 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 	if err := n.setSuspended(j, nil); err != nil {
 		return api.NewError(api.Internal, err.Error())
 	}
-	return n.allOf(j, "resumed", resume)
+	_, err := n.eachStep(ref, func(f *follower) error {
+		err := resume(f)
+		if rec := f.record(); err != nil && (rec.Suspended == nil || isEnding(f, rec)) {
+			return nil // it was resumed by itself, or does not run any more
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, errNoStep) {
+		return api.Errorf(api.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
+	}
+	return nil
 }
 
 // isEnding reports whether the step has nothing left that could stand still.

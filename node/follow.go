@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -443,7 +444,10 @@ func (l *link) receive(ctx context.Context, msgs chan<- *stepapi.Msg) {
 	stop := context.AfterFunc(ctx, func() { l.conn.Close() })
 	defer stop()
 	for {
-		m, err := l.conn.Hear()
+		m, fds, err := l.conn.Recv()
+		for _, fd := range fds {
+			unix.Close(fd) // stepd has none to give
+		}
 		if err != nil {
 			l.log.Debugf("connection to stepd ended: %v", err)
 			return

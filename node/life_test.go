@@ -224,6 +224,49 @@ func TestCancelIsSigned(t *testing.T) {
 	}
 }
 
+// TestFailAfterTheEnd: a client whose plugin has failed makes its own step FAILED, once it has
+// ended well as well; one that runs is cancelled, and one that has failed keeps its own end.
+func TestFailAfterTheEnd(t *testing.T) {
+	tn := fresh(t)
+	fail := func(uid uint32, id step.ID, reason string) error {
+		_, err := tn.svc.Cancel(as(uid), &api.CancelRequest{StepRef: ref(id), Reason: reason, Failed: true})
+		return err
+	}
+	for command, want := range map[string]struct {
+		state  step.State
+		code   int
+		reason string
+	}{
+		"exit 0": {step.Failed, 1, `failed by uid 1000: "plugin"`}, "exit 3": {step.Failed, 3, ""},
+	} {
+		id := tn.run(1000, request(strings.Fields(command)...))
+		tn.wait(id)
+		if err := fail(1001, id, "plugin"); api.CodeOf(err) != api.PermissionDenied {
+			t.Errorf("another user: %v", err)
+		}
+		for _, reason := range []string{"plugin", "again"} {
+			if err := fail(1000, id, reason); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if rec := tn.wait(id); rec.State != want.state || rec.ExitCode == nil || *rec.ExitCode != want.code || rec.Reason != want.reason {
+			t.Errorf("%s: %s, %v, %q; want %+v", command, rec.State, rec.ExitCode, rec.Reason, want)
+		}
+	}
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	if err := fail(1000, id, "plugin"); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(id); rec.State != step.Cancelled || rec.Reason != `failed by uid 1000: "plugin"` {
+		t.Errorf("%s, %q", rec.State, rec.Reason)
+	}
+	_, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}, Failed: true})
+	if api.CodeOf(err) != api.InvalidArgument && api.CodeOf(err) != api.NotFound {
+		t.Errorf("without a step: %v", err)
+	}
+}
+
 // TestJobEndsWithItsStep: a step in a job shares its CPUs, and ends with the
 // step that the job was made for.
 func TestJobEndsWithItsStep(t *testing.T) {

@@ -404,6 +404,8 @@ func (d *Slurmd) hear(r launch.HostRecord) {
 	switch r.Level {
 	case launch.LogError, launch.LogSpank:
 		d.log.Error(r.Line())
+	case launch.LogWarning:
+		d.log.Warn(r.Line())
 	case launch.LogInfo:
 		d.log.Info(r.Line())
 	default:

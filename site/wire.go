@@ -1,6 +1,7 @@
 package site
 
 import (
+	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,7 +15,6 @@ import (
 
 	"stepd/acct"
 	"stepd/internal/build"
-	"stepd/internal/linux"
 	"stepd/internal/lookup"
 	"stepd/jobcontainer"
 	"stepd/mpi"
@@ -364,15 +364,21 @@ func machineCPUs() ([]int, error) {
 // machineMemory is MemTotal of /proc/meminfo, in bytes.
 func machineMemory() (uint64, error) {
 	const path = "/proc/meminfo"
-	size, err := linux.Value(path, "MemTotal")
+	f, err := os.Open(path)
 	if err != nil {
 		return 0, fmt.Errorf("cannot read the memory size: %w", err)
 	}
-	kb, err := strconv.ParseUint(strings.TrimSuffix(size, " kB"), 10, 54)
-	if err != nil {
-		return 0, fmt.Errorf("cannot parse MemTotal in %q: %w", path, err)
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if v, ok := strings.CutPrefix(s.Text(), "MemTotal:"); ok {
+			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 54)
+			if err != nil {
+				return 0, fmt.Errorf("cannot parse MemTotal in %q: %w", path, err)
+			}
+			return kb << 10, nil
+		}
 	}
-	return kb << 10, nil
+	return 0, fmt.Errorf("cannot find MemTotal in %q", path)
 }
 
 // machine is what the node has of CPUs and memory.

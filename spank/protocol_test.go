@@ -96,7 +96,8 @@ func TestProtocolNumbers(t *testing.T) {
 		}
 	}
 	for level, name := range map[launch.LogLevel]string{launch.LogError: "LEVEL_ERROR", launch.LogInfo: "LEVEL_INFO",
-		launch.LogVerbose: "LEVEL_VERBOSE", launch.LogDebug: "LEVEL_DEBUG", launch.LogSpank: "LEVEL_SPANK_LOG"} {
+		launch.LogVerbose: "LEVEL_VERBOSE", launch.LogDebug: "LEVEL_DEBUG", launch.LogSpank: "LEVEL_SPANK_LOG",
+		launch.LogWarning: "LEVEL_WARNING"} {
 		if c[name] != uint64(level) {
 			t.Errorf("log level %d, %s is %d in protocol.h", level, name, c[name])
 		}
@@ -110,7 +111,7 @@ func TestBoardLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.close()
-	if len(b.mem) != boardHeader+4*boardSlotSize+2*(10+12)*boardEntrySize {
+	if len(b.mem) != boardHeader+4*boardSlotSize+2*(8+12)*boardEntrySize {
 		t.Errorf("the board has %d bytes", len(b.mem))
 	}
 	if w, fault := b.where(2); w.InHook() || w.Plugin != -1 || fault != 0 {

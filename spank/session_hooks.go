@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,8 +31,8 @@ type Option struct {
 	HasArg int
 }
 
-// Init calls init() and slurm_spank_init of every plugin, and returns the options that
-// they offer in this context. In job_script context it calls init() alone.
+// Init calls slurm_spank_init of every plugin, and returns the options that
+// they offer in this context. In job_script context no plugin is called.
 func (s *Session) Init() ([]Option, error) {
 	var options []Option
 	err := s.watched(func() error {
@@ -80,17 +81,24 @@ func (s *Session) Give(o Option, value []byte) error {
 // PostOpt calls slurm_spank_init_post_opt of every plugin. env is set in their
 // environ before.
 func (s *Session) PostOpt(env []string) error {
-	return s.send(cmdPostOpt, environ(env))
+	return s.send(cmdPostOpt, environ(env), nil)
 }
 
-// send gives a command with what belongs to it.
-func (s *Session) send(cmd uint32, w *writer) error {
+// send gives a command with what belongs to it; after hears the host's answer, nil passes
+// it on.
+func (s *Session) send(cmd uint32, w *writer, after func(error) error) error {
 	f, err := memfd("spank-command", w.B)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return s.watched(func() error { return s.host.do(cmd, nil, []int{int(f.Fd())}, nil) })
+	return s.watched(func() error {
+		err := s.host.do(cmd, nil, []int{int(f.Fd())}, nil)
+		if after != nil {
+			return after(err)
+		}
+		return err
+	})
 }
 
 // environ holds variables to set in the plugins' environ.
@@ -131,7 +139,7 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 	}
 	w.tlvStrs(tagArg, j.Argv)
 	w.tlvStrs(tagHostEnv, j.Env)
-	return s.send(cmdLocalUserInit, w)
+	return s.send(cmdLocalUserInit, w, nil)
 }
 
 // Hook calls one of slurm_spank_job_prolog, slurm_spank_job_epilog (job_script
@@ -147,27 +155,22 @@ func (s *Session) Hook(name string) error {
 	return fmt.Errorf("internal error: %q is no hook of a session", name)
 }
 
-// Exit calls slurm_spank_exit of every plugin, where this context has it, and ends the host
-// as Close does. env is set in the plugins' environ before.
+// Exit calls slurm_spank_exit of every plugin, where this context has it. env
+// is set in the plugins' environ before.
 func (s *Session) Exit(env []string) error {
-	f, err := memfd("spank-command", environ(env).B)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return s.exit(int(f.Fd()))
-}
-
-// RequiredFailures are the calls of required plugins since the last time that
-// returned anything but 0. Most of them change nothing in Slurm.
-func (s *Session) RequiredFailures() []*launch.HookError {
-	var out []*launch.HookError
-	for _, c := range s.host.Hooks(false) {
-		if c.RC != 0 && s.host.Required(c.Plugin) {
-			out = append(out, &launch.HookError{Plugin: s.host.PluginName(c.Plugin), Hook: c.Hook, Required: true, RC: &c.RC})
+	return s.send(cmdExit, environ(env), func(err error) error {
+		if !errors.Is(err, launch.ErrHostGone) || s.host.Where(-1).InHook() {
+			return err
 		}
-	}
-	return out
+		select {
+		case <-s.done:
+			if s.status == 0 {
+				return nil // it has done the call; a plugin had closed its channel
+			}
+		case <-time.After(dyingTime):
+		}
+		return err
+	})
 }
 
 // stateMax bounds what State reads: environ and the job control environment,

@@ -102,6 +102,10 @@ type Record struct {
 	Usage *StepUsage `json:"usage,omitempty"`
 }
 
+// NoTaskRan reports whether the step has COMPLETED before its tasks ran: so ends a step of run
+// whose plugin fails in a hook of which spank(8) has exit code 0. Reason names both.
+func (r *Record) NoTaskRan() bool { return r.State == Completed && r.Started == nil && r.Reason != "" }
+
 // Ran is how long the step has run at the time now, without the time of its suspensions.
 // ok is false where it has not begun.
 func (r *Record) Ran(now time.Time) (d time.Duration, ok bool) {

@@ -271,6 +271,8 @@ func logAt(log *logrus.Entry, level launch.LogLevel, text string) {
 	switch level {
 	case launch.LogError, launch.LogSpank:
 		log.Error(text)
+	case launch.LogWarning:
+		log.Warn(text)
 	case launch.LogInfo:
 		log.Info(text)
 	default:

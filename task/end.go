@@ -1,11 +1,13 @@
 package task
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -325,8 +327,15 @@ func (k *killer) heldBack() (ends []launch.TaskEnd) {
 // heldZombie returns how a zombie that is traced ended and its tracer. Its
 // number cannot have come again: it is not reaped.
 func heldZombie(pid int) (tracer int, status step.ExitStatus, ok bool) {
-	word, _ := linux.Value(fmt.Sprintf("/proc/%d/status", pid), "TracerPid")
-	tracer, _ = strconv.Atoi(word) // 0 is no process
+	st, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, 0, false
+	}
+	for line := range bytes.Lines(st) {
+		if v, found := strings.CutPrefix(string(line), "TracerPid:"); found {
+			tracer, _ = strconv.Atoi(strings.TrimSpace(v)) // 0 is no process
+		}
+	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil || tracer == 0 {
 		return 0, 0, false

@@ -19,6 +19,7 @@ type messages struct {
 	plan     *Plan
 	audience Audience
 	now      func() time.Time
+	warned   map[string]bool // of plugin, which one goroutine calls at a time
 }
 
 // event writes a line of the event log, of this moment where e has no time.
@@ -44,10 +45,12 @@ func (m *messages) span(name string, start time.Time, err error) {
 func (m *messages) log(text string) { m.audience.Log(launch.LogError, text) }
 
 // say sends lines to the user's stderr, with the node's name before each.
-func (m *messages) say(text string) {
+func (m *messages) say(text string) { m.sayAs("error", text) }
+
+func (m *messages) sayAs(level, text string) {
 	speaker := cmp.Or(m.plan.Spec.Speaker, "stepd-"+m.plan.Spec.NodeName)
 	for line := range strings.Lines(text) {
-		m.audience.Say(fmt.Sprintf("%s: error: %s", speaker, strings.TrimRight(line, "\n")))
+		m.audience.Say(fmt.Sprintf("%s: %s: %s", speaker, level, strings.TrimRight(line, "\n")))
 	}
 }
 
@@ -90,8 +93,25 @@ func (m *messages) visible(hook string) bool {
 	return false
 }
 
-// plugin passes on what a plugin or a task's script has logged.
+// warningsMax bounds what a step remembers of its warnings: a task child may write them as
+// the user.
+const warningsMax = 1000
+
+// plugin passes on what a plugin or a task's script has logged. An optional plugin that fails
+// is told once, whatever the hook: it may fail for each of a thousand tasks.
 func (m *messages) plugin(r launch.HostRecord) {
+	if r.Level == launch.LogWarning {
+		if m.warned[r.Text] || len(m.warned) >= warningsMax {
+			return
+		}
+		if m.warned == nil {
+			m.warned = make(map[string]bool)
+		}
+		m.warned[r.Text] = true
+		m.audience.Log(r.Level, r.Line())
+		m.sayAs("warning", r.Text)
+		return
+	}
 	// What a user's epilog writes is the user's alone.
 	if r.Level != launch.LogSpank || r.Plugin != "" {
 		m.audience.Log(r.Level, r.Line())

@@ -287,6 +287,9 @@ func (t *teardown) endedAs(rec *step.Record, c *cause, tasks verdict) (v verdict
 	switch c.kind {
 	case byFailure:
 		v = verdict{state: step.Failed, code: c.code}
+		if c.code == 0 {
+			v.state = step.Completed // as its job in Slurm: the record says what the command's code says
+		}
 		rec.Drain = c.drain
 	case byAbort:
 		// The task that has aborted decides the code (lifecycle, end).
@@ -352,7 +355,7 @@ func hookBlame(h *launch.HookError, s *step.Spec) blame {
 		case h.RC == nil, s.Spank.Strict, s.Origin == step.OriginAlloc, s.Origin == step.OriginBatch:
 			return blame{1, false}
 		}
-		return blame{0, false} // srun's own row: the step has failed, and srun has not
+		return blame{0, false} // srun's own row: no task runs, and nothing has failed
 	}
 	return blame{1, false}
 }

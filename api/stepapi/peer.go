@@ -56,7 +56,7 @@ func (p *peer) put(q queued) {
 	select {
 	case p.queue <- q:
 	default:
-		CloseAll(q.fds)
+		closeAll(q.fds)
 		p.conn.Close()
 	}
 }
@@ -125,7 +125,7 @@ func (p *peer) forget() {
 	for {
 		select {
 		case q := <-p.queue:
-			CloseAll(q.fds)
+			closeAll(q.fds)
 		default:
 			return
 		}
@@ -137,6 +137,6 @@ func (p *peer) send(q queued) bool {
 		<-p.slots
 	}
 	p.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-	defer CloseAll(q.fds)
+	defer closeAll(q.fds)
 	return p.conn.Send(q.m, q.fds...) == nil
 }

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,7 +50,9 @@ type Host struct {
 	told       bool     // how the host has ended
 	exited     *int     // the command's exit code, where a plugin has called exit
 	strict     bool     // SpankStrict
-	failures   int      // of required plugins, that ended nothing
+	warned     sync.Map // what Warn was told
+	// Ends is the step whose end the command's is, nil: none.
+	Ends *step.ID
 }
 
 // given is one use of an option.
@@ -74,7 +77,7 @@ func Load(ctx context.Context, client *api.Client, c spank.Context, hold func(*s
 	var problems []string
 	p.Session, problems, err = Open(context.Background(), conf, spank.SessionConfig{
 		Context: c, Stack: stack, Env: p.Env, Files: [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
-		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: hearPlugin,
+		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: p.hear,
 	})
 	if c != spank.ContextLocal { // in local context stepd says the same
 		for _, line := range problems {
@@ -130,11 +133,22 @@ func Open(ctx context.Context, conf *api.ConfigReply, cfg spank.SessionConfig) (
 	return spank.Open(ctx, cfg)
 }
 
-// hearPlugin prints what plugins say, as srun does (spank-behaviour §6).
-func hearPlugin(r launch.HostRecord) {
+// Warn reports whether the user is to be told that an optional plugin has failed: one that fails
+// on this side does so on the node as well, which says the same.
+func (p *Host) Warn(text string) bool {
+	_, told := p.warned.LoadOrStore(text, true)
+	return !told
+}
+
+// hear prints what plugins say, as srun does (spank-behaviour §6).
+func (p *Host) hear(r launch.HostRecord) {
 	switch r.Level {
 	case launch.LogError:
 		terminal.Say("error: %s", r.Text)
+	case launch.LogWarning:
+		if p.Warn(r.Text) {
+			terminal.Say("warning: %s", r.Text)
+		}
 	case launch.LogSpank:
 		fmt.Fprintln(os.Stderr, r.Text)
 	case launch.LogInfo:
@@ -149,7 +163,11 @@ func (p *Host) failed(err error, local, allocator string) error {
 	p.Close() // its last words come first
 	p.tell(err)
 	if p.exited != nil {
-		return terminal.ExitError(p.code(0))
+		code := *p.exited
+		if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Required && p.strict {
+			code = max(1, code)
+		}
+		return terminal.ExitError(code)
 	}
 	words := local
 	if p.context == spank.ContextAllocator {
@@ -168,9 +186,6 @@ func (p *Host) tell(err error) {
 	terminal.Say("error: %v", err)
 	if hook, ok := errors.AsType[*launch.HookError](err); ok {
 		p.exited = hook.Exit
-		if hook.Required {
-			p.failures++
-		}
 	}
 }
 
@@ -405,38 +420,38 @@ func (p *Host) WarnTooLong() {
 
 // Around calls the options back, does what the verb is for, and calls slurm_spank_exit. It
 // returns the command's exit code.
-func (p *Host) Around(verb func() (int, error)) (int, error) {
+func (p *Host) Around(client *api.Client, verb func() (int, error)) (int, error) {
 	if err := p.Take(); err != nil {
 		return 0, err
 	}
 	code, err := verb()
-	return p.End(code), err
+	return p.End(client, code, err)
 }
 
-// End calls slurm_spank_exit and returns the exit code of a command that would end with
-// code.
-func (p *Host) End(code int) int {
-	p.Exit()
-	return p.code(code)
-}
-
-// code is the exit code of a command that would end with code: where a plugin has called
-// exit(n), n. With SpankStrict=yes no required plugin fails for nothing on this side either.
-func (p *Host) code(code int) int {
+// End calls slurm_spank_exit after the verb, and returns what the command ends with: where a plugin
+// has called exit(n), n. A required plugin that fails there changes nothing else (failure table) but
+// with SpankStrict: then the code is not 0, nor is the code of the step that the command stands for.
+func (p *Host) End(client *api.Client, code int, err error) (int, error) {
+	failed := p.Exit()
 	if p.exited != nil {
 		code = *p.exited
 	}
-	if code == 0 && p.strict && p.failures > 0 {
-		return 1
+	if failed == nil || !p.strict || err != nil {
+		return code, err
 	}
-	return code
+	if p.Ends != nil {
+		err := client.Cancel(context.Background(), &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: failed.Error(), Failed: true})
+		if err != nil {
+			terminal.Say("error: cannot fail step %s: %s", p.Ends, err)
+		}
+	}
+	return max(1, code), nil
 }
 
-// Exit calls slurm_spank_exit; its failure changes nothing (failure table) but
-// with SpankStrict.
-func (p *Host) Exit() {
+// Exit calls slurm_spank_exit, and returns the failure of a required plugin.
+func (p *Host) Exit() *launch.HookError {
 	if p == nil || p.Session == nil {
-		return
+		return nil
 	}
 	err := p.Session.Ending()
 	if err == nil {
@@ -445,8 +460,11 @@ func (p *Host) Exit() {
 	if err != nil {
 		p.tell(err)
 	}
-	p.failures += len(p.Session.RequiredFailures())
 	p.told = true
+	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Required {
+		return hook
+	}
+	return nil
 }
 
 // Close ends the host.

@@ -112,7 +112,11 @@ func (c *child) attach(conn *stepapi.Conn) error {
 		fds = append(fds, own)
 		m.Streams = append(m.Streams, stepapi.StreamFD{FD: fd, Rank: launch.AllRanks})
 	}
-	defer func() { stepapi.CloseAll(fds) }()
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
 	if len(fds) > 0 {
 		if err := conn.Send(m, fds...); err != nil {
 			return err
@@ -126,7 +130,10 @@ func (c *child) follow() {
 	defer c.conn.Close()
 	go c.endWithParent()
 	for {
-		m, err := c.conn.Hear()
+		m, fds, err := c.conn.Recv()
+		for _, fd := range fds {
+			unix.Close(fd) // stepd has none to give
+		}
 		if err != nil {
 			c.ended(nil)
 			return

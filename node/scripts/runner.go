@@ -148,9 +148,7 @@ func (r *Runner) hasHook(hook string) (may bool, id string) {
 	}
 	r.hooks.mu.Lock()
 	defer r.hooks.mu.Unlock()
-	// A plugin's own init() and fini() are called in every context.
-	needed := func(h string) bool { return h == hook || !strings.HasPrefix(h, "slurm_spank_") }
-	return r.hooks.id != id || slices.ContainsFunc(r.hooks.hooks, needed), id
+	return r.hooks.id != id || slices.Contains(r.hooks.hooks, hook), id
 }
 
 // owes reports whether anything is to be run.

@@ -55,7 +55,11 @@ func (s *Server) verbs() map[string]verb {
 			return c.done(s.node.Signal(c.ctx, in.StepRef, in.Signal, in.Scope))
 		}, checkSignal),
 		"cancel": on(owner, func(c *call, in *api.CancelRequest) error {
-			return c.done(s.node.Cancel(c.ctx, in.StepRef, stepapi.CancelledBy(c.peer.UID, in.Reason)))
+			reason := stepapi.CancelledBy(c.peer.UID, in.Reason)
+			if in.Failed {
+				return c.done(s.node.Fail(c.ctx, in.StepRef, "failed"+strings.TrimPrefix(reason, "cancelled")))
+			}
+			return c.done(s.node.Cancel(c.ctx, in.StepRef, reason))
 		}, func(in *api.CancelRequest) error { return checkReason(in.Reason) }),
 		"suspend": on(owner, func(c *call, in *api.RefRequest) error {
 			return c.done(s.node.Suspend(c.ctx, in.StepRef, c.peer.UID))

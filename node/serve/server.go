@@ -69,6 +69,7 @@ type Control interface {
 	Await(context.Context, api.StepRef) ([]step.ID, error)
 	Signal(ctx context.Context, ref api.StepRef, signal int, scope string) error
 	Cancel(ctx context.Context, ref api.StepRef, reason string) error
+	Fail(ctx context.Context, ref api.StepRef, reason string) error
 	Suspend(ctx context.Context, ref api.StepRef, by uint32) error
 	Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error
 	// Release ends a job of Alloc's, and waits until nothing is left of it.

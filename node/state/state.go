@@ -263,14 +263,30 @@ func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
 			tx.Delete(kindEnded, stepKey(id))
 		}
 		forgetBatch(tx, gone)
-		if batch {
-			if err := changeBatch(tx, rec.ID.Job, func(b *batchRecord) { b.Step = *rec }); err != nil {
-				return err
-			}
-		}
-		return errors.Join(tx.Put(kindStep, stepKey(rec.ID), rec), tx.Put(kindEnded, stepKey(rec.ID), now))
+		return errors.Join(putResult(tx, rec), tx.Put(kindEnded, stepKey(rec.ID), now))
 	})
 	return forgotten, wrap(err, "cannot store the result of step %s", rec.ID)
+}
+
+// Fail makes FAILED, with exit code 1 and a reason, of a step that has ended as COMPLETED with 0.
+func (s *State) Fail(id step.ID, reason string) error {
+	rec, err := s.Step(id)
+	if err != nil || rec.State != step.Completed || rec.ExitCode == nil || *rec.ExitCode != 0 {
+		return err
+	}
+	rec.State, rec.ExitCode, rec.Reason = step.Failed, new(1), reason
+	err = s.all.Record(func(tx *store.Tx) error { return putResult(tx, rec) })
+	return wrap(err, "cannot store the result of step %s", id)
+}
+
+// putResult stores a final record; of a batch step also where a power failure leaves it.
+func putResult(tx *store.Tx, rec *step.Record) error {
+	if rec.ID.Step == step.BatchStep {
+		if err := changeBatch(tx, rec.ID.Job, func(b *batchRecord) { b.Step = *rec }); err != nil {
+			return err
+		}
+	}
+	return tx.Put(kindStep, stepKey(rec.ID), rec)
 }
 
 // forgetBatch forgets what a power failure leaves of batch steps that are forgotten. A later

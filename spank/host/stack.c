@@ -56,7 +56,7 @@ static bool made_no_thread(const struct host *h)
 
 /* A thread would be lost by every fork after it, and could hold a lock there; and
  * it could crash the host when no hook runs that could be named. */
-static void check_threads(struct host *h, struct plugin *p)
+static void check_threads(struct host *h, const struct plugin *p)
 {
 	char names[256], text[320];
 	struct stat st;
@@ -66,8 +66,6 @@ static void check_threads(struct host *h, struct plugin *p)
 		return;
 	if (p == NULL)
 		p = guard_names(h, names, sizeof(names));
-	if (st.st_nlink > h->nthreads)
-		*(p ? &p->threads : &h->strays) = true;
 	if (st.st_nlink > h->nthreads && p != NULL) {
 		log_threads(h, p, (uint32_t)(st.st_nlink - h->nthreads));
 	} else if (st.st_nlink > h->nthreads) {
@@ -128,9 +126,10 @@ static int call(struct host *h, struct plugin *p, enum hook hook, uint32_t rank)
 	struct board_entry *entry = plugin_enter(h, p, hook, rank);
 	int rc = p->hooks[hook](&p->handle, p->conf->argc, p->conf->argv);
 
-	if (rc != 0 && p->conf->required)
-		log_text(LEVEL_ERROR, "spank: required plugin %s: %s() failed with rc=%d", p->base,
-			 hook_name(hook), rc);
+	if (rc != 0)
+		log_text(p->conf->required ? LEVEL_ERROR : LEVEL_WARNING,
+			 "spank: %s plugin %s: %s() failed with rc=%d",
+			 p->conf->required ? "required" : "optional", p->base, hook_name(hook), rc);
 	plugin_leave(h, p, entry, rc);
 	return rc;
 }
@@ -145,13 +144,7 @@ static int init_failure(const struct plugin *p, int rc)
 	return rc;
 }
 
-/* Measured: any code ends the chain, only a negative one the step. Of the job's scripts spank(8) says
- * that what is not zero drains the node. */
-static bool is_failure(enum hook hook, int rc)
-{
-	return rc < 0 || (rc > 0 && (hook == HOOK_JOB_PROLOG || hook == HOOK_JOB_EPILOG));
-}
-
+/* spank(8): a required plugin has failed by any code but 0, and the plugins behind it are not called. */
 static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outcome *out, bool *any)
 {
 	for (size_t i = 0; i < h->cfg.nplugins; i++) {
@@ -163,8 +156,6 @@ static bool call_all(struct host *h, enum hook hook, uint32_t rank, struct outco
 		int rc = call(h, p, hook, rank);
 		if (rc == 0 || !p->conf->required)
 			continue;
-		if (!is_failure(hook, rc))
-			return true;
 		if (out->rc == 0)
 			*out = (struct outcome){.rc = hook == HOOK_INIT ? init_failure(p, rc) : rc,
 						.plugin = p->index,
@@ -285,8 +276,6 @@ static void load(struct host *h, struct plugin *p)
 			if (hook_symbols[i] != NULL)
 				*(void **)&p->hooks[i] = dlsym(p->dl, hook_symbols[i]);
 		}
-		p->hooks[HOOK_BEGIN] = own_function(p, "init");
-		p->hooks[HOOK_FINI] = own_function(p, "fini");
 		if (exported(p, "plugin_name") != NULL)
 			p->name = exported(p, "plugin_name");
 		read_version(p, dlsym(p->dl, "plugin_version"));

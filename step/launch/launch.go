@@ -110,16 +110,6 @@ type TaskEnd struct {
 // process is dead, dying, or has closed it.
 var ErrHostGone = errors.New("spankhost is gone")
 
-// What is called at the end of a plugin, as a HookError names it: nothing that it does there
-// changes how the step has ended.
-const (
-	HookFini  = "fini()"
-	HookClose = "dlclose" // destructors and atexit handlers
-)
-
-// Unloading reports whether the plugin was at its end.
-func (e *HookError) Unloading() bool { return e.Hook == HookFini || e.Hook == HookClose }
-
 // HookError says that a SPANK hook failed: by its return code, or by what
 // happened to the process while it ran.
 type HookError struct {
@@ -252,6 +242,7 @@ const (
 	LogDebug2  LogLevel = 5
 	LogDebug3  LogLevel = 6
 	LogSpank   LogLevel = 7 // slurm_spank_log: to the user as it is
+	LogWarning LogLevel = 8 // an optional plugin has failed: to the user in every hook, once
 )
 
 // HostRecord is one record of the host's log channel. A task child may have

@@ -2,7 +2,6 @@ package replay
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,7 +65,10 @@ func defaultMode(mode int) (on, known bool) {
 func (m *Modes) Clone() *Modes {
 	c := *m
 	c.params = slices.Clone(m.params)
-	c.private = maps.Clone(m.private)
+	c.private = make(map[int]bool, len(m.private))
+	for k, v := range m.private {
+		c.private[k] = v
+	}
 	return &c
 }
 

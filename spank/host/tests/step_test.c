@@ -374,7 +374,7 @@ static void test_required_hook_fails(void)
 	} cases[] = {
 		{"fail=init:-1", CMD_INIT, HOOK_INIT},
 		{"fail=init_post_opt:-5", CMD_INIT, HOOK_INIT_POST_OPT},
-		{"fail=user_init:-1", CMD_USER_INIT, HOOK_USER_INIT},
+		{"fail=user_init:1", CMD_USER_INIT, HOOK_USER_INIT},
 		{"fail=task_post_fork:-1", CMD_POST_FORK, HOOK_TASK_POST_FORK},
 		{"fail=task_exit:-1", CMD_WAIT, HOOK_TASK_EXIT},
 		{"fail=exit:-1", CMD_EXIT, HOOK_EXIT},
@@ -409,7 +409,7 @@ static void test_required_hook_fails(void)
 		CHECK_INT(done.plugin, 0);
 		char *log = drv_log(&d);
 		has(log, "log 1 rank=-1 plugin=0: spank: required plugin probe.so: ");
-		has(log, "() failed with rc=-");
+		has(log, "() failed with rc=");
 		/* The second of the stack was not called. */
 		char other[64];
 		snprintf(other, sizeof(other), "plugin=1: %.*s uid",
@@ -442,8 +442,11 @@ static void test_task_hook_fails(void)
 	check_task_hook(true, "fail=task_init:-1", 1 << 8, "fail rank=0 stage=8 errno=0 probe.so");
 	check_task_hook(true, "fail=task_init_privileged:-1", 1 << 8,
 			"fail rank=0 stage=4 errno=0");
-	check_task_hook(true, "fail=task_init:1", 0, "task_init() failed with rc=1");
+	check_task_hook(true, "fail=task_init:3000", 1 << 8, "task_init() failed with rc=3000");
 	check_task_hook(false, "fail=task_init:-1", 0, "task_exit");
+	check_task_hook(false, "fail=task_init:-2147483648", 0,
+			"log 8 rank=0 plugin=0: spank: optional plugin probe.so: task_init() failed "
+			"with rc=-2147483648");
 	check_task_hook(true, "crash=task_init", SIGSEGV, "task_exit");
 	check_task_hook(true, "exit=task_init", 0, "task_exit");
 }
