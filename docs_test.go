@@ -2,6 +2,7 @@ package stepd
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -116,4 +117,60 @@ func groups(re *regexp.Regexp, text string) (found []string) {
 		}
 	}
 	return found
+}
+
+// TestConformance: each row of docs/conformance.md names tests and places that exist, or a reason: a test
+// as `TestName` or `TestName/subtest`, or `file_test.c:test_name`, behind them the difference that
+// docs/spank.md lists.
+func TestConformance(t *testing.T) {
+	doc, differs := readText(t, "docs/conformance.md"), sectionOf(t, readText(t, "docs/spank.md"), "What differs from Slurm, and why")
+	tests := make(map[string]bool)
+	goTest, cTest := regexp.MustCompile(`(?m)^func (Test\w+)\(t `), regexp.MustCompile(`\bRUN\((test_\w+)\);`)
+	for _, path := range projectFiles(t) {
+		switch {
+		case strings.HasSuffix(path, "_test.go"):
+			for _, name := range groups(goTest, readText(t, path)) {
+				tests[name] = true
+			}
+		case strings.HasSuffix(path, "_test.c"):
+			for _, name := range groups(cTest, readText(t, path)) {
+				tests[filepath.Base(path)+":"+name] = true
+			}
+		}
+	}
+	row, rows := regexp.MustCompile(`^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$`), 0
+	for i, line := range strings.Split(doc, "\n") {
+		if !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---") || line == "| requirement | where | test |" {
+			continue
+		}
+		rows++
+		cells := row.FindStringSubmatch(line)
+		if cells == nil {
+			t.Errorf("docs/conformance.md:%d: want a requirement, where it is met, and its tests", i+1)
+			continue
+		}
+		if reason, none := strings.CutPrefix(cells[3], "none: "); none {
+			if cells[2] != "-" || len(strings.Fields(reason)) < 2 {
+				t.Errorf("docs/conformance.md:%d: a row without a test has - for its place, and a reason", i+1)
+			}
+			continue
+		}
+		for path := range strings.SplitSeq(cells[2], ", ") {
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("docs/conformance.md:%d: %v", i+1, err)
+			}
+		}
+		names, title, differ := strings.Cut(cells[3], "; differs: ")
+		if differ && !strings.Contains(strings.Join(strings.Fields(differs), " "), "- **"+title) {
+			t.Errorf("docs/conformance.md:%d: docs/spank.md has no difference that begins with %q", i+1, title)
+		}
+		for name := range strings.SplitSeq(names, ", ") {
+			if name, _, _ = strings.Cut(name, "/"); !tests[name] {
+				t.Errorf("docs/conformance.md:%d: there is no test %q", i+1, name)
+			}
+		}
+	}
+	if rows < 130 {
+		t.Errorf("docs/conformance.md has %d rows: the test does not find them", rows)
+	}
 }

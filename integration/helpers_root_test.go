@@ -7,7 +7,7 @@ import (
 )
 
 // TestRootKindHelpers: what a plugin forks in the host lives as long as the host,
-// whatever becomes of the tasks, and not longer.
+// whatever becomes of the tasks, and not longer. What it does in task_init counts as the task's.
 func TestRootKindHelpers(t *testing.T) {
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	n.stack(t, "required "+buildKind(t, n, "helpers.c"))
@@ -30,6 +30,14 @@ func TestRootKindHelpers(t *testing.T) {
 	}
 	t.Run("the tasks leave nothing", func(t *testing.T) {
 		if r := n.ctl(t, "run", "echo", "ran"); r.code != 0 || r.out != "ran\n" {
+			t.Errorf("got %v", r)
+		}
+		alive(t)
+	})
+	t.Run("task_init is in the task's cgroup", func(t *testing.T) { // as what it allocates is
+		r := n.ctl(t, "run", "sh", "-c", `cat /proc/$$/cgroup; echo; echo "$HELPERS_CGROUP"`)
+		hook, task, _ := strings.Cut(r.out, "\n\n")
+		if r.code != 0 || strings.TrimSpace(hook) != strings.TrimSpace(task) || !strings.Contains(task, "/job_2/tasks/step_0") {
 			t.Errorf("got %v", r)
 		}
 		alive(t)

@@ -182,7 +182,7 @@ func TestRootOptionRegisterCodes(t *testing.T) {
 		for i, code := range []string{"0", "0", "3005", "0", "3001", "3001", "0"} {
 			contains(t, "marks", got, fmt.Sprintf("%s register %d: %s\n", context, i, code))
 		}
-		contains(t, "marks", got, context+" register NULL: 3001\n")
+		contains(t, "marks", got, context+" register NULL: 3001\n", context+" register by no handle: 3001\n")
 	}
 }
 

@@ -41,7 +41,8 @@ func alive(pid int) bool {
 }
 
 // TestRootSlurmdContext: init at noded's start, slurmd_exit at its stop, in one
-// process that is noded's child, as root, and gone with noded however it ends.
+// process that is noded's child, as root, whatever becomes of plugstack.conf meanwhile,
+// and gone with noded however it ends.
 func TestRootSlurmdContext(t *testing.T) {
 	n := startNode(t, site{})
 	if pid := n.childHost(t); pid != 0 {
@@ -62,6 +63,7 @@ func TestRootSlurmdContext(t *testing.T) {
 	if strings.Count(readFile(t, marks), "4 ") != 1 {
 		t.Errorf("a job has called the slurmd context: %q", readFile(t, marks))
 	}
+	n.write(t, "plugstack.conf", "") // for the next noded
 	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
 	<-n.done
 	if code := n.cmd.ProcessState.ExitCode(); code != 0 || alive(host) {
@@ -70,6 +72,7 @@ func TestRootSlurmdContext(t *testing.T) {
 	if got := readFile(t, marks); !strings.HasSuffix(got, "4 slurmd_exit uid=0,0\n") {
 		t.Errorf("marks %q", got)
 	}
+	n.write(t, "plugstack.conf", fmt.Sprintf("required %s mark=%s\n", so, marks))
 	must(t, os.WriteFile(marks, nil, 0o666))
 	n.boot(t)
 	host = n.childHost(t)

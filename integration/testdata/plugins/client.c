@@ -81,6 +81,7 @@ static void register_odd(spank_t sp)
 	for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++)
 		note("%d register %zu: %d", spank_context(), i, spank_option_register(sp, &odd[i]));
 	note("%d register NULL: %d", spank_context(), spank_option_register(sp, NULL));
+	note("%d register by no handle: %d", spank_context(), spank_option_register(NULL, &both));
 }
 
 static const char *argument(int ac, char **av, const char *name)

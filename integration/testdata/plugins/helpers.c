@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Forks a helper in every hook of the host, and tells in slurm_spank_exit which of
- * them still live and where each is: helpers.so
+ * them still live and where each is: helpers.so. A task finds its cgroup in HELPERS_CGROUP.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -44,6 +44,19 @@ static int start(spank_t sp, const char *hook)
 	helpers[count].hook = hook;
 	helpers[count++].pid = pid;
 	return 0;
+}
+
+/* The task of task_init sees where the hook ran, in HELPERS_CGROUP. */
+int slurm_spank_task_init(spank_t sp, int ac, char *av[])
+{
+	char text[4096] = "";
+
+	(void)ac;
+	(void)av;
+	int fd = open("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+	close(fd);
+	return n <= 0 ? -1 : (int)spank_setenv(sp, "HELPERS_CGROUP", text, 1);
 }
 
 /* The last part of the process's cgroup. */
