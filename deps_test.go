@@ -19,7 +19,7 @@ var importRules = map[string]struct {
 	"stepd/srunopt":            {[]string{"stepd/step"}, "srun's grammar of options and its bounds, options of plugins among them: vocabulary, beside step"},
 	"stepd/internal/wire":      {nil, "the fields of records that C programs read: standard library only"},
 	"stepd/internal/linux":     {nil, "system calls and nothing else"},
-	"stepd/internal/manual":    {nil, "help screens and man pages of the same words"},
+	"stepd/internal/manual":    {[]string{"stepd/internal/printable"}, "help screens and man pages of the same words"},
 	"stepd/internal/build":     {nil, "which build a program is"},
 	"stepd/internal/quickjson": {nil, "encoding/json for programs that live ten milliseconds"},
 	"stepd/internal/oneproc":   {nil, "is initialised before all packages that start goroutines"},

@@ -36,18 +36,6 @@ func AttachCommand(d *Dialer) *cobra.Command {
 	o := &attachOptions{}
 	c := &cobra.Command{
 		Use: "attach [options] JOB.STEP", Short: "see the output of a running step, or take up its terminal", Args: cobra.ExactArgs(1),
-		Long: `See what the tasks of a running step write, from the kept part on, or
-take up the terminal of a step of ` + "`stepctl run --pty`" + `. Any number may do so at a time;
-one that does not keep up misses output and is told how much, and holds up no other.
-
-A terminal's keys are the step's, until the detach keys are typed, which leave it
-running. Otherwise attach ends with the step, by its exit code; it is 0 after the
-detach keys, 128+n after a signal, and 141 where its output has no reader any more. The owner of a step and root may attach. On the terminal of another
-than the owner control characters are shown as ^X, unless --raw is given; programs
-that use the whole screen need it.
-
-The output of a step whose tasks have the client's own files or pipes, or files of
-their own, is not seen by attach, which says so.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			id, err := step.ParseID(args[0])
 			if err != nil {
@@ -259,14 +247,14 @@ func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, 
 			return nil, nil, err
 		}
 		if err := m.Err(); err != nil {
-			closeFDs(fds)
+			stepapi.CloseAll(fds)
 			return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
 		}
 		switch {
 		case m.Seq == watchSeq && m.Watched != nil && len(fds) == 1:
 			return m.Watched, os.NewFile(uintptr(fds[0]), "the step's output"), nil
 		case m.Seq == watchSeq:
-			closeFDs(fds)
+			stepapi.CloseAll(fds)
 			return nil, nil, a.malformed(fmt.Errorf("the answer has %d descriptors of the output, want 1", len(fds)))
 		case !asked:
 			asked = true
@@ -278,13 +266,7 @@ func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, 
 				return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
 			}
 		}
-		closeFDs(fds)
-	}
-}
-
-func closeFDs(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
+		stepapi.CloseAll(fds)
 	}
 }
 
@@ -430,7 +412,7 @@ func (a *attached) hear() (*step.Record, error) {
 		if err != nil {
 			return nil, err
 		}
-		closeFDs(fds)
+		stepapi.CloseAll(fds)
 		switch {
 		case m.Type == stepapi.TypeMessage:
 			terminal.SayLine(terminal.Escape(m.Text))

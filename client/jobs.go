@@ -234,7 +234,6 @@ func BatchCommand(d *Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use:         "batch [options] [SCRIPT [ARG...]]",
 		Short:       "run a script as a job of its own, and do not wait for it",
-		Long:        "batch runs SCRIPT (default: what stdin holds) as a job of its own. Lines of it that begin with\n#SBATCH or #STEP, before its first command, are options; the command line's overrule them.",
 		Annotations: map[string]string{UsesPlugins: spank.ContextAllocator.String()},
 		RunE: func(c *cobra.Command, argv []string) error {
 			client := d.Client()

@@ -30,13 +30,6 @@ func OutputCommand(d *Dialer) *cobra.Command {
 	var o outputOptions
 	c := &cobra.Command{
 		Use: "output [-l] JOB.STEP", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
-		Long: `Print the output of a step, running or ended, as far as it is kept: the files that its
-tasks have written, opened as the step's user, and what stepd and noded have kept
-of the rest. They keep the last 64 KiB of every terminal, and of all other output as
-much as ReplayBytes in stepd.conf says, which is nothing by default. Where the output
-went elsewhere, the command prints where. It is for the owner of a step and root. On
-the terminal of another than the owner control characters are shown as ^X, unless
---raw is given.`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			id, err := step.ParseID(args[0])
 			if err != nil {

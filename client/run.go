@@ -331,9 +331,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 			l.showTerminal(conn, fds[0])
 			continue
 		}
-		for _, fd := range fds {
-			os.NewFile(uintptr(fd), "unasked").Close()
-		}
+		stepapi.CloseAll(fds)
 		if m.State != "" {
 			l.mu.Lock()
 			l.state = m.State

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"stepd/eventlog"
 	"stepd/internal/printable"
@@ -261,27 +260,13 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 	return err
 }
 
-// wrap breaks a text at blanks, so that no line with its indent is wider than width;
-// the indent of the first one is the caller's.
+// wrap breaks a text so that no line with its indent is wider than width; the indent of the first
+// one is the caller's.
 func wrap(text, indent string, width int) string {
-	room := width - len(indent)
-	if width <= 0 || room < 20 {
+	if width-len(indent) < 20 {
 		return text
 	}
-	var lines []string
-	line := ""
-	for i, word := range strings.Split(text, " ") {
-		if i > 0 && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > room {
-			lines = append(lines, line)
-			line = word
-			continue
-		}
-		if i > 0 {
-			line += " "
-		}
-		line += word
-	}
-	return strings.Join(append(lines, line), "\n"+indent)
+	return strings.TrimPrefix(printable.Wrap(text, indent, indent, width), indent)
 }
 
 // textMax bounds one line.

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"stepd/api"
 	"stepd/api/stepapi"
 	"stepd/internal/child"
@@ -150,12 +148,9 @@ func converse(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
 		return nil, err
 	}
 	for {
-		got, fds, err := c.Recv()
+		got, err := c.Hear()
 		if err != nil {
 			return nil, err
-		}
-		for _, fd := range fds {
-			unix.Close(fd)
 		}
 		switch {
 		case got.Type == stepapi.TypeHello && got.Version != stepapi.Version:
@@ -219,15 +214,21 @@ func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	}
 	// Steps that were numbered meanwhile are among them; ending steps need no
 	// report.
-	_, err := n.eachStep(ref, func(f *follower) error {
-		err := f.suspend(ctx, by)
-		if rec := f.record(); rec.Suspended != nil || isEnding(f, rec) {
-			return nil // it is suspended, or will not run
+	return n.allOf(j, "suspended", func(f *follower) error { return f.suspend(ctx, by) })
+}
+
+// allOf asks all steps of a job that was suspended or resumed, as is says. One that is so by itself,
+// or does not run any more, needs no word.
+func (n steps) allOf(j *job, is string, ask func(*follower) error) error {
+	_, err := n.eachStep(api.StepRef{JobID: j.ID}, func(f *follower) error {
+		err := ask(f)
+		if rec := f.record(); isEnding(f, rec) || (rec.Suspended != nil) == (is == "suspended") {
+			return nil
 		}
 		return err
 	})
 	if err != nil && !errors.Is(err, errNoStep) {
-		return api.Errorf(api.FailedPrecondition, "job %d is suspended, but not all of its steps: %v", j.ID, err)
+		return api.Errorf(api.FailedPrecondition, "job %d is %s, but not all of its steps: %v", j.ID, is, err)
 	}
 	return nil
 }
@@ -254,17 +255,7 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 	if err := n.setSuspended(j, nil); err != nil {
 		return api.NewError(api.Internal, err.Error())
 	}
-	_, err := n.eachStep(ref, func(f *follower) error {
-		err := resume(f)
-		if rec := f.record(); err != nil && (rec.Suspended == nil || isEnding(f, rec)) {
-			return nil // it was resumed by itself, or does not run any more
-		}
-		return err
-	})
-	if err != nil && !errors.Is(err, errNoStep) {
-		return api.Errorf(api.FailedPrecondition, "job %d is resumed, but not all of its steps: %v", j.ID, err)
-	}
-	return nil
+	return n.allOf(j, "resumed", resume)
 }
 
 // isEnding reports whether the step has nothing left that could stand still.

@@ -81,21 +81,13 @@ func samePIDs(pid int32) bool {
 
 // ownerOf is the real user of a process.
 func ownerOf(pid int) (uint32, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	ids, err := linux.Value(fmt.Sprintf("/proc/%d/status", pid), "Uid")
 	if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(b)) {
-		if rest, ok := strings.CutPrefix(line, "Uid:"); ok {
-			ids := strings.Fields(rest)
-			if len(ids) == 0 {
-				break
-			}
-			uid, err := strconv.ParseUint(ids[0], 10, 32)
-			return uint32(uid), err
-		}
-	}
-	return 0, errors.New("its user is not known")
+	real, _, _ := strings.Cut(ids, "\t")
+	uid, err := strconv.ParseUint(real, 10, 32)
+	return uint32(uid), err
 }
 
 // adoptive is the job that a process of owner is to be of: the one that was named, or

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/api/stepapi"
@@ -444,10 +443,7 @@ func (l *link) receive(ctx context.Context, msgs chan<- *stepapi.Msg) {
 	stop := context.AfterFunc(ctx, func() { l.conn.Close() })
 	defer stop()
 	for {
-		m, fds, err := l.conn.Recv()
-		for _, fd := range fds {
-			unix.Close(fd) // stepd has none to give
-		}
+		m, err := l.conn.Hear()
 		if err != nil {
 			l.log.Debugf("connection to stepd ended: %v", err)
 			return

@@ -118,7 +118,7 @@ func (r *recovery) hello(id step.ID) (*stepapi.Conn, *stepapi.Msg, error) {
 		return nil, nil, err
 	}
 	timer := time.AfterFunc(helloMax, func() { conn.Close() })
-	m, _, err := conn.Recv()
+	m, err := conn.Hear()
 	if err == nil && (!timer.Stop() || m.Record == nil) {
 		err = fmt.Errorf("the stepd of step %s does not say what it runs", id)
 	}

@@ -333,16 +333,11 @@ func limitHint(dir string) string {
 // dyingHint reports removed groups that the kernel still keeps: they count
 // until the last reference to them is dropped.
 func dyingHint(dir string) string {
-	data, err := os.ReadFile(filepath.Join(dir, "cgroup.stat"))
-	if err != nil {
+	n, _ := linux.Value(filepath.Join(dir, "cgroup.stat"), "nr_dying_descendants")
+	if n == "" {
 		return ""
 	}
-	for line := range strings.Lines(string(data)) {
-		if n, ok := strings.CutPrefix(line, "nr_dying_descendants "); ok {
-			return fmt.Sprintf("%s removed cgroups below %q are not freed yet", strings.TrimSpace(n), dir)
-		}
-	}
-	return ""
+	return fmt.Sprintf("%s removed cgroups below %q are not freed yet", n, dir)
 }
 
 // wanted are the v2 controllers that limits and accounting can use.

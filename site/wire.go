@@ -1,7 +1,6 @@
 package site
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 
 	"stepd/acct"
 	"stepd/internal/build"
+	"stepd/internal/linux"
 	"stepd/internal/lookup"
 	"stepd/jobcontainer"
 	"stepd/mpi"
@@ -364,21 +364,15 @@ func machineCPUs() ([]int, error) {
 // machineMemory is MemTotal of /proc/meminfo, in bytes.
 func machineMemory() (uint64, error) {
 	const path = "/proc/meminfo"
-	f, err := os.Open(path)
+	size, err := linux.Value(path, "MemTotal")
 	if err != nil {
 		return 0, fmt.Errorf("cannot read the memory size: %w", err)
 	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if v, ok := strings.CutPrefix(s.Text(), "MemTotal:"); ok {
-			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 54)
-			if err != nil {
-				return 0, fmt.Errorf("cannot parse MemTotal in %q: %w", path, err)
-			}
-			return kb << 10, nil
-		}
+	kb, err := strconv.ParseUint(strings.TrimSuffix(size, " kB"), 10, 54)
+	if err != nil {
+		return 0, fmt.Errorf("cannot parse MemTotal in %q: %w", path, err)
 	}
-	return 0, fmt.Errorf("cannot find MemTotal in %q", path)
+	return kb << 10, nil
 }
 
 // machine is what the node has of CPUs and memory.

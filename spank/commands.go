@@ -240,5 +240,6 @@ func (b *reader) usage(to *launch.Usage) {
 	}
 }
 
-// Exit calls slurm_spank_exit; the host ends after it.
+// Exit calls slurm_spank_exit and fini() of every plugin, as far as the stack was loaded, and
+// closes them; then the host ends, with what is left of their atexit handlers.
 func (h *Host) Exit() error { return h.do(cmdExit, nil, nil, nil) }

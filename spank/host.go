@@ -62,6 +62,7 @@ type Host struct {
 	sinkMu  sync.Mutex              // held while sink is called
 	sink    func(launch.HostRecord) // hears the log
 	threads atomic.Pointer[threads] // the last that a plugin left running
+	left    []string                // guarded by logMu: what left threads running in a step
 	quiet   bool                    // what plugins lack is not for the user
 
 	buf, oob []byte // of recv, made once: a step has a reply for each task
@@ -140,6 +141,9 @@ func (h *Host) Close() {
 	}
 	if h.board != nil {
 		<-h.logDone // the last records are passed on, and none needs the board any more
+		if len(h.left) > 0 {
+			h.tell(launch.HostRecord{Level: launch.LogInfo, LocalID: -1, Text: strings.Join(h.left, "; ")})
+		}
 		h.board.close()
 		h.board = nil
 	}
@@ -239,7 +243,7 @@ func isCrash(cause string) bool {
 func (h *Host) suspects(hook string) (names string, required bool) {
 	var found []string
 	for i, l := range h.loaded {
-		if !h.keep[i] || !slices.Contains(l.Hooks, hook) {
+		if !h.keep[i] || hook != launch.HookClose && !slices.Contains(l.Hooks, hook) {
 			continue
 		}
 		required = required || h.stack[i].Required
@@ -284,10 +288,10 @@ type board struct {
 // maxBoardEntries bounds the journal at 4 MiB; beyond it hooks are not timed.
 const maxBoardEntries = 1 << 17
 
-// newBoard sizes the journal for every hook of every plugin: eight in the
+// newBoard sizes the journal for every hook of every plugin: ten in the
 // host, four for each task.
 func newBoard(ntasks, nplugins int) (*board, error) {
-	entries := min(nplugins*(8+4*ntasks), maxBoardEntries)
+	entries := min(nplugins*(10+4*ntasks), maxBoardEntries)
 	size := boardHeader + (ntasks+1)*boardSlotSize + entries*boardEntrySize
 	fd, err := unix.MemfdCreate("spank-board", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

@@ -18,7 +18,10 @@ type Loaded struct {
 	Version uint32 // plugin_version
 	// HasVersion reports whether plugin_version is exported at all.
 	HasVersion bool
+	// Hooks are the functions that the host calls by name, init() and fini() included;
+	// HasHooks reports whether one of them is a hook of SPANK.
 	Hooks      []string
+	HasHooks   bool
 	HasOptions bool
 	// Missing are functions that it may call and nothing here provides, at
 	// most 64; MissingMore counts those beyond.
@@ -89,6 +92,12 @@ func readPlugins(r *reply, out []Loaded, missing map[uint32]*Loaded, plugins int
 				l.Hooks = append(l.Hooks, hookNames[i])
 			}
 		}
+		l.HasHooks = len(l.Hooks) > 0
+		for _, own := range []int{hookBegin, hookFini} {
+			if hooks&(1<<own) != 0 {
+				l.Hooks = append(l.Hooks, hookNames[own])
+			}
+		}
 		if flags&pluginLoaded == 0 && l.Error == "" {
 			l.Error = "not loaded"
 		}
@@ -102,8 +111,10 @@ func readPlugins(r *reply, out []Loaded, missing map[uint32]*Loaded, plugins int
 	}
 }
 
-// Init calls slurm_spank_init, the option callbacks and
-// slurm_spank_init_post_opt of every plugin that LoadStack has kept.
+// Init calls init(), slurm_spank_init, the option callbacks and
+// slurm_spank_init_post_opt of every plugin that LoadStack has kept. A plugin whose own
+// init() returns anything but 0 does not load: a record says so of an optional one, and a
+// required one is the error.
 func (h *Host) Init() error { return h.initStack(nil) }
 
 func (h *Host) initStack(each func(*reply) error) error {
@@ -112,7 +123,29 @@ func (h *Host) initStack(each func(*reply) error) error {
 	for _, k := range h.keep {
 		w.B = append(w.B, byte(flag(k)))
 	}
-	return h.do(cmdInit, w.B, nil, each)
+	return h.do(cmdInit, w.B, nil, func(r *reply) error {
+		if r.kind == repRefused {
+			return h.refused(int(r.body.U32()), int(r.body.i32()))
+		}
+		if each == nil {
+			return fmt.Errorf("internal error: spankhost answered init by record %d", r.kind)
+		}
+		return each(r)
+	})
+}
+
+// refused takes a plugin out of the stack whose init() has returned rc. In remote context the
+// record is for the log alone, as in Slurm.
+func (h *Host) refused(i, rc int) error {
+	if i < 0 || i >= len(h.keep) {
+		return fmt.Errorf("internal error: spankhost refused plugin %d of %d", i, len(h.keep))
+	}
+	h.keep[i] = false
+	if p := h.stack[i]; !p.Required {
+		h.tell(launch.HostRecord{Level: launch.LogError, LocalID: -1, Hook: hookNames[hookBegin], Text: fmt.Sprintf(
+			"spank: %s:%d: Failed to load optional plugin %s. Ignored: its init() returned %d", p.File, p.Line, p.Path, rc)})
+	}
+	return nil
 }
 
 // refuse says why a plugin is left out of the stack, or "".
@@ -124,13 +157,21 @@ func (h *Host) refuse(l Loaded) string {
 		return fmt.Sprintf("%q exports no plugin_name", h.stack[l.Index].Path)
 	case l.Type == "":
 		return fmt.Sprintf("%q exports no plugin_type", h.stack[l.Index].Path)
-	case len(l.Hooks) == 0 && !l.HasOptions:
+	case !IsSpankType(l.Type):
+		return fmt.Sprintf("%q is no SPANK plugin: its plugin_type is %q", h.stack[l.Index].Path, l.Type)
+	case !l.HasHooks && !l.HasOptions:
 		return fmt.Sprintf("%q exports no slurm_spank_* function", h.stack[l.Index].Path)
 	}
 	if _, err := CheckRelease(l.Version, l.HasVersion, h.allow); err != nil {
 		return err.Error()
 	}
 	return ""
+}
+
+// IsSpankType reports whether a plugin_type, MAJOR or MAJOR/MINOR, is SPANK's.
+func IsSpankType(text string) bool {
+	major, _, _ := strings.Cut(text, "/")
+	return major == "spank"
 }
 
 // missingMax is how many symbols the host names for one plugin.

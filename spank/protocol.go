@@ -5,12 +5,13 @@ import (
 	"slices"
 
 	"stepd/internal/wire"
+	"stepd/step/launch"
 )
 
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 7
+	hostProtocolVersion = 8
 
 	hostFDControl = 3
 	hostFDLog     = 4
@@ -49,6 +50,7 @@ const (
 	repState   = 107
 	repStream  = 108
 	repEpilog  = 109
+	repRefused = 110
 )
 
 const (
@@ -85,17 +87,20 @@ const (
 	hookExit               = 11
 	hookOption             = 12
 	hookLoad               = 13
-	hookCount              = 14
+	hookBegin              = 14
+	hookFini               = 15
+	hookClose              = 16
+	hookCount              = 17
 )
 
-// hookNames are the symbols, by number; the last two are not symbols.
+// hookNames are the symbols, by number; those from hookOption on are no hooks of SPANK.
 var hookNames = [hookCount]string{
 	"slurm_spank_init", "slurm_spank_job_prolog", "slurm_spank_init_post_opt",
 	"slurm_spank_local_user_init", "slurm_spank_user_init",
 	"slurm_spank_task_init_privileged", "slurm_spank_task_init",
 	"slurm_spank_task_post_fork", "slurm_spank_task_exit",
 	"slurm_spank_job_epilog", "slurm_spank_slurmd_exit", "slurm_spank_exit",
-	"option callback", "dlopen",
+	"option callback", "dlopen", "init()", launch.HookFini, launch.HookClose,
 }
 
 // Hooks are the functions that a plugin may export, in the order of their

@@ -111,7 +111,7 @@ func TestBoardLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.close()
-	if len(b.mem) != boardHeader+4*boardSlotSize+2*(8+12)*boardEntrySize {
+	if len(b.mem) != boardHeader+4*boardSlotSize+2*(10+12)*boardEntrySize {
 		t.Errorf("the board has %d bytes", len(b.mem))
 	}
 	if w, fault := b.where(2); w.InHook() || w.Plugin != -1 || fault != 0 {

@@ -120,8 +120,12 @@ func (h *Host) parseRecord(b []byte) (launch.HostRecord, bool) {
 			return rec, false
 		}
 		h.threads.Store(t)
-		rec.Level, rec.Plugin, rec.Hook = launch.LogInfo, h.PluginName(t.plugin), t.hook
-		rec.Text = fmt.Sprintf("plugin %q: %s: left %s running", rec.Plugin, t.hook, t)
+		text := fmt.Sprintf("plugin %q: %s: left %s running", h.PluginName(t.plugin), t.hook, t)
+		if len(h.ranks) > 0 {
+			h.left = append(h.left, text)
+			return rec, false // Close tells them in one line
+		}
+		rec.Level, rec.Text = launch.LogVerbose, text // nothing is forked here that would miss them
 	case recLimit:
 		id := int(r.U32())
 		l := &launch.LimitCut{Wanted: limitOf(r.U64()), Had: limitOf(r.U64()), Name: r.str()}

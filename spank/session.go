@@ -58,6 +58,7 @@ type Session struct {
 	stop   func() bool   // ends the watch of Open's ctx
 	done   chan struct{} // closed when the host has ended and was reaped
 	status step.ExitStatus
+	asked  bool // it was asked to end
 
 	mu     sync.Mutex
 	cause  string // guarded by mu: why we killed it
@@ -274,8 +275,14 @@ func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
 	return s.host.PluginName(w.Plugin), w.Hook, linux.Uptime() - time.Duration(w.SinceNS), true
 }
 
-// Close ends the host, hook or not, and waits for it and for its last words.
+// Close lets the host end as its context does, with fini() of the plugins where it owes that,
+// and waits for it and for its last words. What goes wrong there is told to the log.
 func (s *Session) Close() error {
+	if !s.asked && s.Ending() == nil {
+		if hook, ok := errors.AsType[*launch.HookError](s.exit()); ok && hook.RC == nil {
+			s.host.tell(launch.HostRecord{Level: launch.LogError, LocalID: -1, Text: hook.Error()})
+		}
+	}
 	s.stop()
 	s.host.Kill()
 	<-s.done
@@ -284,6 +291,31 @@ func (s *Session) Close() error {
 	s.mu.Unlock()
 	s.host.Close()
 	return nil
+}
+
+// exit asks the host to end and waits until it has. A code that slurm_spank_exit returns is
+// the error of a host that has ended well all the same.
+func (s *Session) exit(fds ...int) error {
+	s.asked = true
+	return s.watched(func() error {
+		err := s.host.do(cmdExit, nil, fds, nil)
+		hook, returned := errors.AsType[*launch.HookError](err)
+		gone := errors.Is(err, launch.ErrHostGone)
+		if err != nil && !gone && (!returned || hook.RC == nil) {
+			return err
+		}
+		if w := s.host.Where(-1); gone && w.InHook() && w.Plugin >= 0 {
+			return err // else a plugin has closed its channel, and it may have done all
+		}
+		<-s.done // what destructors and atexit handlers do is bounded as hooks are
+		if s.status != 0 {
+			return launch.ErrHostGone
+		}
+		if gone {
+			return nil
+		}
+		return err
+	})
 }
 
 // Hooks lists the hooks that the plugins have which were loaded, each once. It is valid

@@ -7,14 +7,12 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/wire"
 	"stepd/srunopt"
 	"stepd/step"
-	"stepd/step/launch"
 )
 
 // Option is an option that a plugin of the stack offers.
@@ -31,8 +29,8 @@ type Option struct {
 	HasArg int
 }
 
-// Init calls slurm_spank_init of every plugin, and returns the options that
-// they offer in this context. In job_script context no plugin is called.
+// Init calls init() and slurm_spank_init of every plugin, and returns the options that
+// they offer in this context. In job_script context it calls init() alone.
 func (s *Session) Init() ([]Option, error) {
 	var options []Option
 	err := s.watched(func() error {
@@ -81,24 +79,17 @@ func (s *Session) Give(o Option, value []byte) error {
 // PostOpt calls slurm_spank_init_post_opt of every plugin. env is set in their
 // environ before.
 func (s *Session) PostOpt(env []string) error {
-	return s.send(cmdPostOpt, environ(env), nil)
+	return s.send(cmdPostOpt, environ(env))
 }
 
-// send gives a command with what belongs to it; after hears the host's answer, nil passes
-// it on.
-func (s *Session) send(cmd uint32, w *writer, after func(error) error) error {
+// send gives a command with what belongs to it.
+func (s *Session) send(cmd uint32, w *writer) error {
 	f, err := memfd("spank-command", w.B)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return s.watched(func() error {
-		err := s.host.do(cmd, nil, []int{int(f.Fd())}, nil)
-		if after != nil {
-			return after(err)
-		}
-		return err
-	})
+	return s.watched(func() error { return s.host.do(cmd, nil, []int{int(f.Fd())}, nil) })
 }
 
 // environ holds variables to set in the plugins' environ.
@@ -139,7 +130,7 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 	}
 	w.tlvStrs(tagArg, j.Argv)
 	w.tlvStrs(tagHostEnv, j.Env)
-	return s.send(cmdLocalUserInit, w, nil)
+	return s.send(cmdLocalUserInit, w)
 }
 
 // Hook calls one of slurm_spank_job_prolog, slurm_spank_job_epilog (job_script
@@ -155,22 +146,15 @@ func (s *Session) Hook(name string) error {
 	return fmt.Errorf("internal error: %q is no hook of a session", name)
 }
 
-// Exit calls slurm_spank_exit of every plugin, where this context has it. env
-// is set in the plugins' environ before.
+// Exit calls slurm_spank_exit of every plugin, where this context has it, and ends the host
+// as Close does. env is set in the plugins' environ before.
 func (s *Session) Exit(env []string) error {
-	return s.send(cmdExit, environ(env), func(err error) error {
-		if !errors.Is(err, launch.ErrHostGone) || s.host.Where(-1).InHook() {
-			return err
-		}
-		select {
-		case <-s.done:
-			if s.status == 0 {
-				return nil // it has done the call; a plugin had closed its channel
-			}
-		case <-time.After(dyingTime):
-		}
+	f, err := memfd("spank-command", environ(env).B)
+	if err != nil {
 		return err
-	})
+	}
+	defer f.Close()
+	return s.exit(int(f.Fd()))
 }
 
 // stateMax bounds what State reads: environ and the job control environment,

@@ -100,6 +100,9 @@ func (j *jobHooks) run(res *stepapi.JobScriptResult) error {
 			return err
 		}
 		j.log.Errorf("%v; the plugin is optional: going on without it", err)
+		if hook.Hook != j.hook {
+			at = -1 // while they were loaded: none has been called
+		}
 		stack.Plugins = slices.DeleteFunc(stack.Plugins[at+1:], func(p spank.Plugin) bool { return p.Path == hook.Path })
 		stack.Problems = nil // they were told
 	}
@@ -129,10 +132,10 @@ func (j *jobHooks) call(stack spank.Stack, res *stepapi.JobScriptResult, whole b
 	if err != nil {
 		return err
 	}
-	if whole && s.Whole() {
-		res.Hooks = s.Hooks()
-	}
 	if _, err = s.Init(); err == nil {
+		if whole && s.Whole() {
+			res.Hooks = s.Hooks()
+		}
 		err = s.Hook(j.hook)
 	}
 	return errors.Join(err, s.Close())

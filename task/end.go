@@ -1,13 +1,11 @@
 package task
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -327,15 +325,8 @@ func (k *killer) heldBack() (ends []launch.TaskEnd) {
 // heldZombie returns how a zombie that is traced ended and its tracer. Its
 // number cannot have come again: it is not reaped.
 func heldZombie(pid int) (tracer int, status step.ExitStatus, ok bool) {
-	st, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, 0, false
-	}
-	for line := range bytes.Lines(st) {
-		if v, found := strings.CutPrefix(string(line), "TracerPid:"); found {
-			tracer, _ = strconv.Atoi(strings.TrimSpace(v)) // 0 is no process
-		}
-	}
+	word, _ := linux.Value(fmt.Sprintf("/proc/%d/status", pid), "TracerPid")
+	tracer, _ = strconv.Atoi(word) // 0 is no process
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil || tracer == 0 {
 		return 0, 0, false

@@ -239,7 +239,10 @@ func (h *hostProcess) died() (plugin *launch.HookError, why error) {
 
 // endedAsAsked reports whether the host has done all that exit asks of it and did
 // not say so, since a plugin had closed its channel.
-func (h *hostProcess) endedAsAsked() bool { return h.ends() && h.end() == 0 && !h.Where(-1).InHook() }
+func (h *hostProcess) endedAsAsked() bool {
+	at := h.Where(-1)
+	return h.ends() && h.end() == 0 && (!at.InHook() || at.Plugin < 0) // no plugin: it is at exit(3)
+}
 
 // hear gets every record of the host's log channel, on one goroutine.
 func (h *hostProcess) hear(r launch.HostRecord) {

@@ -331,6 +331,10 @@ func (s *Step) hostDied() error {
 		s.messages.sayError(err.Error())
 		return err
 	}
+	if plugin.Unloading() {
+		s.messages.sayError(err.Error())
+		return err
+	}
 	text := err.Error()
 	if s.tasks.alive > 0 {
 		text += "; the plugin is optional: the tasks run on, without further hooks"

@@ -174,13 +174,18 @@ func (h fakeHost) UserInit(func(int, *os.File)) error {
 }
 
 func (h fakeHost) PostFork() error                 { return h.r.note("post_fork") }
-func (h fakeHost) Exit() error                     { return h.r.note("exit") }
 func (h fakeHost) Hooks(bool) []launch.HookTime    { return h.r.hooks }
 func (h fakeHost) PluginName(int) string           { return "x.so" }
 func (h fakeHost) Required(i int) bool             { return i == 0 }
 func (h fakeHost) Kill()                           { h.r.die(step.SignaledBy(syscall.SIGKILL)) }
 func (h fakeHost) Close()                          { h.r.note("close host") }
 func (h fakeHost) Where(rank int) launch.HostPlace { return h.r.places[rank] }
+
+func (h fakeHost) Exit() error {
+	err := h.r.note("exit")
+	h.r.die(0)
+	return err
+}
 
 func (h fakeHost) Fork() ([]launch.Forked, error) {
 	var out []launch.Forked
@@ -328,8 +333,8 @@ func TestRunFailures(t *testing.T) {
 	}{
 		{"track", errors.New("no space left on device"), 1, begun(1, "close host")},
 		{"start", errors.New("exec format error"), 1, begun(2, "destroy")},
-		{"load", errors.New("dlopen"), 1, begun(5, "pids", "destroy", "close host")},
-		{"init", hook("slurm_spank_init"), 0, begun(6, "pids", "destroy", "close host")},
+		{"load", errors.New("dlopen"), 1, begun(5, "pids", "exit", "destroy", "close host")},
+		{"init", hook("slurm_spank_init"), 0, begun(6, "pids", "exit", "destroy", "close host")},
 		{"prefork", errors.New("no sockets"), 1, begun(7, "pids", "exit", "close mpi", "destroy", "close host")},
 		{"user_init", hook("slurm_spank_user_init"), 0, begun(9, "pids", "exit", "close mpi", "destroy", "close host")},
 		{"add 5001", errors.New("no such process"), 1, begun(12, "pids", "exit", "close mpi", "destroy", "close host")},
@@ -432,6 +437,8 @@ func TestHostDeath(t *testing.T) {
 			`plugin "x.so": slurm_spank_task_exit: killed by SIGSEGV`, false},
 		{"in exit, required", "exit", inHook("slurm_spank_exit", 0), step.Failed, 1,
 			`plugin "x.so": slurm_spank_exit: killed by SIGSEGV`, false},
+		{"in fini, required", "exit", inHook(launch.HookFini, 0), step.Completed, 0, "", false},
+		{"in a destructor, optional", "exit", inHook(launch.HookClose, 1), step.Completed, 0, "", false},
 		{"in exit, optional", "exit", inHook("slurm_spank_exit", 1), step.Completed, 0,
 			`plugin "x.so": slurm_spank_exit: killed by SIGSEGV`, false},
 	}

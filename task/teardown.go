@@ -103,10 +103,10 @@ func (t *teardown) killRest() error {
 	return t.killer.kill()
 }
 
-// exitHooks calls slurm_spank_exit where the stack was initialised, and lets
+// exitHooks calls slurm_spank_exit where the stack was initialised, then fini(), and lets
 // the host end.
 func (t *teardown) exitHooks() error {
-	if !t.host.is(hostInitialised) {
+	if !t.host.is(hostInitialised) && !t.host.is(hostSetUp) {
 		return nil
 	}
 	defer t.host.guard()()
@@ -117,11 +117,21 @@ func (t *teardown) exitHooks() error {
 		t.host.strictFailure(err)
 		err = nil
 	}
+	if err == nil {
+		<-t.host.gone // what destructors and atexit handlers do is bounded as hooks are
+		if t.host.end() != 0 {
+			err = launch.ErrHostGone
+		}
+	}
 	if errors.Is(err, launch.ErrHostGone) {
 		if t.host.endedAsAsked() {
 			return nil
 		}
 		err = t.hostDied()
+		if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.Unloading() {
+			t.host.strictFailure(err)
+			return nil // all of the step has ended, and how
+		}
 		t.settle(err)
 	}
 	return err

@@ -146,6 +146,13 @@ func (c *Conn) Recv() (m *Msg, fds []int, err error) {
 	return m, fds, err
 }
 
+// Hear is Recv of a peer that has no descriptors to give.
+func (c *Conn) Hear() (*Msg, error) {
+	m, fds, err := c.Recv()
+	CloseAll(fds)
+	return m, err
+}
+
 // take makes a record of a packet, of which it keeps nothing.
 func (c *Conn) take(b, oob []byte, flags int) (*Msg, []int, error) {
 	fds, err := parseRights(oob)
@@ -156,15 +163,15 @@ func (c *Conn) take(b, oob []byte, flags int) (*Msg, []int, error) {
 		return nil, nil, io.EOF
 	}
 	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(b) > inlineMax {
-		closeAll(fds)
+		CloseAll(fds)
 		return nil, nil, fmt.Errorf("cannot read record: longer than %d bytes or %d descriptors", inlineMax, FDsMax)
 	}
 	m, rest, err := decode(b, fds, cmp.Or(c.recordMax, RecordMax))
 	if err != nil {
-		closeAll(fds)
+		CloseAll(fds)
 		return nil, nil, err
 	}
-	closeAll(fds[:len(fds)-len(rest)])
+	CloseAll(fds[:len(fds)-len(rest)])
 	return m, rest, nil
 }
 
@@ -228,7 +235,8 @@ func parseRights(oob []byte) ([]int, error) {
 	return fds, nil
 }
 
-func closeAll(fds []int) {
+// CloseAll closes descriptors that came with a record and are not wanted.
+func CloseAll(fds []int) {
 	for _, fd := range fds {
 		unix.Close(fd)
 	}

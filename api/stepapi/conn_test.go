@@ -45,7 +45,7 @@ func TestRecords(t *testing.T) {
 		if err != nil || m.Text != text || len(fds) != 2 {
 			t.Fatalf("%d bytes: got %d descriptors, %v", len(text), len(fds), err)
 		}
-		closeAll(fds)
+		CloseAll(fds)
 	}
 	a.Close()
 	if _, _, err := b.Recv(); err != io.EOF {
@@ -139,7 +139,7 @@ func (f *fakeStep) Watch(w *Watch, launcher bool) (*Watched, int, error) {
 }
 func (f *fakeStep) Resume(by uint32) error { f.asked <- by; return errors.New("not suspended") }
 func (f *fakeStep) Attach(streams []StreamFD, fds []int) error {
-	closeAll(fds)
+	CloseAll(fds)
 	f.attached <- len(fds)
 	return nil
 }

@@ -56,7 +56,7 @@ func (p *peer) put(q queued) {
 	select {
 	case p.queue <- q:
 	default:
-		closeAll(q.fds)
+		CloseAll(q.fds)
 		p.conn.Close()
 	}
 }
@@ -125,7 +125,7 @@ func (p *peer) forget() {
 	for {
 		select {
 		case q := <-p.queue:
-			closeAll(q.fds)
+			CloseAll(q.fds)
 		default:
 			return
 		}
@@ -137,6 +137,6 @@ func (p *peer) send(q queued) bool {
 		<-p.slots
 	}
 	p.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
-	defer closeAll(q.fds)
+	defer CloseAll(q.fds)
 	return p.conn.Send(q.m, q.fds...) == nil
 }

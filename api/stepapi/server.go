@@ -201,7 +201,7 @@ var errNotRoot = errors.New("permission denied: only root speaks for noded")
 // serve does what one record asks; an error is the answer to it.
 func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 	if m.Type != TypeAttach {
-		closeAll(fds)
+		CloseAll(fds)
 	}
 	switch m.Type {
 	case TypeHello:
@@ -215,7 +215,7 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 		return nil
 	case TypeAttach:
 		if len(fds) != len(m.Streams) {
-			closeAll(fds)
+			CloseAll(fds)
 			return fmt.Errorf("cannot attach %d streams with %d descriptors", len(m.Streams), len(fds))
 		}
 		return s.handler.Attach(m.Streams, fds)
@@ -343,7 +343,7 @@ func (s *Server) sendFDs(p *peer, m *Msg, fds ...int) {
 		p.put(queued{m: m, fds: fds})
 		return
 	}
-	closeAll(fds)
+	CloseAll(fds)
 }
 
 // Tell queues a record to every peer. Only a burst of lines may make it wait,

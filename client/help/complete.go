@@ -21,10 +21,6 @@ import (
 func CompletionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "completion SHELL", Short: "print the completion of bash, zsh or fish",
-		Long: "Print what a shell needs to complete the words of stepctl: verbs, options, the plugins' options included, and the numbers of steps.\n\n" +
-			"  bash  stepctl completion bash >~/.local/share/bash-completion/completions/stepctl\n" +
-			"  zsh   stepctl completion zsh >\"${fpath[1]}/_stepctl\"\n" +
-			"  fish  stepctl completion fish >~/.config/fish/completions/stepctl.fish",
 		Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(c *cobra.Command, args []string) error {
 			switch args[0] {

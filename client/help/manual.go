@@ -3,9 +3,11 @@
 package help
 
 import (
+	_ "embed" // manual.txt
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -16,52 +18,42 @@ import (
 	"stepd/internal/manual"
 )
 
-// themes group the options of every verb, as srun(1) does in prose; the last one
-// stands at the end of a page. One that is not listed is among "Other options".
-func themes() []manual.Theme {
-	return []manual.Theme{
-		{Title: "Tasks and nodes", Options: []string{
-			"ntasks", "nodes", "nodelist", "nodefile", "exclude", "ntasks-per-node", "cpus-per-task", "overcommit", "jobid", "exact", "whole", "overlap", "interactive",
-			"multi-prog", "relative", "arbitrary", "job",
-		}},
-		{Title: "Resources and binding", Options: []string{
-			"mem", "mem-per-cpu", "gres", "oom-kill-step", "cpu-bind", "mem-bind", "distribution", "hint", "threads-per-core",
-			"ntasks-per-core", "ntasks-per-socket",
-		}},
-		{Title: "Streams and terminal", Options: []string{
-			"input", "output", "error", "open-mode", "label", "unbuffered", "pty", "detach-keys", "escape", "read-only", "no-replay", "replay", "raw",
-			"input-filter", "output-filter", "error-filter",
-		}},
-		{Title: "Program and environment", Options: []string{
-			"job-name", "chdir", "export", "preserve-env", "export-file", "propagate", "task-prolog", "task-epilog", "prolog", "epilog",
-			"mpi", "mpi-combine", "wrap", "uid", "gid", "no-new-privs",
-		}},
-		{Title: "Time, signals and ends", Options: []string{
-			"time", "time-min", "requeue", "no-requeue", "signal", "scope", "kill-on-bad-exit", "wait", "no-kill", "quit-on-interrupt", "disable-status", "immediate", "deadline",
-		}},
-		{Title: "What is shown", Options: []string{
-			"all", "follow", "watch", "delay", "batch", "iterations", "sort", "tasks", "acctg-freq", "json", "svg", "width", "quiet", "verbose", "parsable", "dry-run", "check", "color",
-		}},
-		{Title: "General", Options: []string{"standalone", "socket", "pam", "help", "version"}},
-	}
+// texts has what the pages say beyond the commands' own words, in sections "[NAME]" whose lines are
+// mostly "WORD | TEXT". Of the themes, which group the options of every verb as srun(1) does in
+// prose, the last one stands at the end of a page; an option of none is among "Other options". The
+// arguments are how an option's is called where "STRING" would say little.
+//
+//go:embed manual.txt
+var texts string
+
+// section is the text of a section, "" where none has the name.
+func section(name string) string {
+	_, rest, _ := strings.Cut("\n"+texts, "\n["+name+"]\n")
+	text, _, _ := strings.Cut(rest, "\n\n[")
+	return strings.TrimRight(text, "\n")
 }
 
-// arguments is how the arguments of options are called, where "STRING" would say
-// little.
-func arguments() map[string]string {
-	return map[string]string{
-		"nodes": "N", "nodelist": "HOSTS", "exclude": "HOSTS", "mem": "SIZE", "mem-per-cpu": "SIZE", "gres": "LIST", "oom-kill-step": "0|1",
-		"cpu-bind": "TYPE", "mem-bind": "TYPE", "distribution": "HOW", "hint": "KIND", "input": "WHERE", "output": "WHERE", "error": "WHERE",
-		"open-mode": "MODE", "job-name": "NAME", "chdir": "DIR", "export": "LIST", "mpi": "TYPE", "wrap": "COMMAND", "uid": "USER", "gid": "GROUP",
-		"kill-on-bad-exit": "0|1", "no-kill": "set|off", "acctg-freq": "SECONDS", "socket": "PATH", "signal": "SIGNAL", "scope": "SCOPE", "watch": "SECONDS",
-		"jobid": "JOB", "time": "TIME", "immediate": "SECONDS", "propagate": "LIMITS", "task-prolog": "FILE", "task-epilog": "FILE",
-		"detach-keys": "KEYS", "replay": "SIZE", "wait": "SECONDS", "delay": "SECONDS", "sort": "FIELD", "svg": "FILE",
+// entries are the lines of a section.
+func entries(name string) (all []manual.Entry) {
+	for line := range strings.Lines(section(name)) {
+		word, text, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " | ")
+		all = append(all, manual.Entry{Name: word, Text: text})
 	}
+	return all
 }
 
 // PageOf is the manual page of a verb.
 func PageOf(c *cobra.Command) *manual.Page {
-	p := manual.Of(c, 1, themes(), arguments())
+	var themes []manual.Theme
+	for _, e := range entries("themes") {
+		themes = append(themes, manual.Theme{Title: e.Name, Options: strings.Fields(e.Text)})
+	}
+	arguments := map[string]string{}
+	for _, e := range entries("arguments") {
+		arguments[e.Name] = e.Text
+	}
+	p := manual.Of(c, 1, themes, arguments)
+	p.About = manual.Paragraphs(section("about: " + c.CommandPath()))
 	p.Topics = topics(c)
 	p.See = seeAlso(c)
 	return p
@@ -185,10 +177,10 @@ func topics(c *cobra.Command) []manual.Topic {
 	if codes := exitCodes(c); len(codes) > 0 {
 		out = append(out, manual.Topic{Title: "Exit codes", Entries: codes})
 	}
-	if env := environment(c); len(env) > 0 {
+	if env := entries("environment: " + c.Name()); len(env) > 0 {
 		out = append(out, manual.Topic{Title: "Environment", Entries: env})
 	}
-	if text := examples()[c.CommandPath()]; text != "" {
+	if text := section("examples: " + c.CommandPath()); text != "" {
 		out = append(out, manual.Topic{Title: "Examples", Text: []string{text}})
 	}
 	return out
@@ -216,86 +208,28 @@ func together(c *cobra.Command) manual.Topic {
 }
 
 func exitCodes(c *cobra.Command) []manual.Entry {
-	usage := manual.Entry{Name: "1", Text: "wrong usage, a refused request, or a daemon that does not answer"}
-	codes := map[string][]manual.Entry{
-		"run": {
-			{Name: "0 to 127", Text: "the highest exit code of the tasks. A command that could not be executed counts with the error's number: 2 it does not exist, 13 it may not be executed"},
-			{Name: "128+N", Text: "a task was ended by signal N: 137 is SIGKILL, 139 SIGSEGV, 143 SIGTERM"},
-			{Name: "1", Text: "also: wrong usage, a refused request, a failed plugin, or a daemon that is gone"},
-		},
-		"alloc":   {{Name: "any", Text: "the command's; 128+N where signal N has ended it"}, usage},
-		"batch":   {{Name: "0", Text: "the job was admitted; with --wait: it ended well"}, {Name: "any", Text: "with --wait: the script's"}, usage},
-		"plugins": {{Name: "0", Text: "all is well, or there are warnings"}, {Name: "1", Text: "with --check: there is an error; else as of every verb"}},
-		"attach":  {{Name: "any", Text: "as of stepctl run, where the step ended meanwhile"}, {Name: "0", Text: "detached"}, usage},
-		"stepctl": {{Name: "0", Text: "done"}, usage, {Name: "others", Text: "run, alloc, batch --wait and attach: the tasks' codes"}},
+	own := entries("exit codes: " + c.Name())
+	if own == nil && c.Runnable() {
+		return entries("exit codes")
 	}
-	if own := codes[c.Name()]; own != nil {
-		return own
-	}
-	if !c.Runnable() {
-		return nil
-	}
-	return []manual.Entry{{Name: "0", Text: "done"}, usage}
-}
-
-func environment(c *cobra.Command) []manual.Entry {
-	return map[string][]manual.Entry{
-		"stepctl": {
-			{Name: "NODED_SOCKET", Text: "noded's socket, where --socket names none. Tasks and scripts have it"},
-			{Name: "NO_COLOR", Text: "if it is set and not empty, nothing is coloured; nor is it where output is no terminal, or TERM is dumb"},
-			{Name: "COLUMNS", Text: "the width of help screens and bars where output is no terminal"},
-		},
-		"run": {
-			{Name: "SLURM_JOB_ID", Text: "the job that the step becomes one of (--jobid)"},
-			{Name: "SLURM_NTASKS", Text: "in a job: --ntasks"},
-			{Name: "SLURM_MPI_TYPE", Text: "--mpi"},
-			{Name: "SLURM_CPU_BIND, SLURM_MEM_BIND, SLURM_DISTRIBUTION, SLURM_HINT", Text: "the options of these names, where they are not given"},
-			{Name: "SLURM_ACCTG_FREQ", Text: "--acctg-freq"},
-			{Name: "SPANK_...", Text: "options of plugins, as the job's command has left them"},
-		},
-	}[c.Name()]
-}
-
-func examples() map[string]string {
-	return map[string]string{
-		"stepctl run": "  stepctl run -n 4 -l hostname\n" +
-			"  stepctl run -n 64 --mpi=pmix ./solver input.dat\n" +
-			"  stepctl run -n 2 -o out-%t.txt -e none ./a.out\n" +
-			"  stepctl run --dry-run -n 8 --cpu-bind=cores ./a.out",
-		"stepctl batch":    "  stepctl batch -n 16 job.sh\n  stepctl batch -W --wrap 'make check'",
-		"stepctl alloc":    "  stepctl alloc -n 8          # a shell with 8 CPUs\n  stepctl alloc -n 8 make -j8",
-		"stepctl events":   "  stepctl events -f 12.0 | jq -r 'select(.event == \"task_exit\")'",
-		"stepctl timeline": "  stepctl timeline 12.0\n  stepctl timeline --svg=launch.svg 12.0",
-		"stepctl explain":  "  stepctl explain 12.0",
-		"stepctl top":      "  stepctl top\n  stepctl top -b -d 5 >>usage.log",
-		"stepctl signal":   "  stepctl signal -s USR1 12.0\n  stepctl signal -s STOP 12",
-	}
+	return own
 }
 
 // seeAlso are the pages to read next.
 func seeAlso(c *cobra.Command) (see []string) {
-	add := func(names ...string) {
-		for _, name := range names {
-			if there, _, err := c.Root().Find([]string{name}); name != c.Name() && err == nil && there.Name() == name {
-				see = append(see, "stepctl-"+name+"(1)")
+	for _, e := range entries("see also") {
+		if !slices.Contains(strings.Fields(e.Name), c.Name()) {
+			continue
+		}
+		for page := range strings.FieldsSeq(e.Text) {
+			there, _, err := c.Root().Find([]string{page})
+			switch {
+			case strings.Contains(page, "("):
+				see = append(see, page)
+			case page != c.Name() && err == nil && there.Name() == page:
+				see = append(see, "stepctl-"+page+"(1)")
 			}
 		}
-	}
-	switch c.Name() {
-	case "stepctl":
-		return []string{"noded(8)", "stepd.conf(5)", "stepd-json(5)", "stepd-spank(7)"}
-	case "run", "alloc", "batch":
-		add("run", "alloc", "batch", "explain", "timeline")
-		return append(see, "stepd-spank(7)")
-	case "ps", "show", "stat", "top", "events", "timeline", "explain":
-		add("ps", "show", "stat", "top", "events", "timeline", "explain")
-		return append(see, "stepd-json(5)")
-	case "signal", "cancel", "suspend", "resume":
-		add("signal", "cancel", "suspend", "resume", "ps")
-	case "plugins":
-		return []string{"stepd-spank(7)", "noded(8)"}
-	case "status", "drain":
-		return []string{"noded(8)"}
 	}
 	return see
 }

@@ -2,6 +2,7 @@ package options
 
 import (
 	"cmp"
+	"embed"
 	"fmt"
 	"os"
 	"slices"
@@ -277,55 +278,13 @@ func (o *Binding) bindStep(c *cobra.Command) {
 	c.Flags().BoolVar(&o.Overlap, "overlap", false, "in a job: share CPUs with its other steps, and wait for none of them")
 }
 
-const cpuBindHelp = `CPU bind options:
-    --cpu-bind=         bind tasks to CPUs
-        q[uiet]         say nothing of it (default)
-        v[erbose]       report each task's binding on its stderr
-        no[ne]          do not bind tasks to single CPUs
-        sockets         each task to the sockets of its CPUs
-        cores           each task to the cores of its CPUs
-        threads         each task to its CPUs (hardware threads)
-        ldoms           each task to the memory nodes of its CPUs
-        boards          each task to the boards of its CPUs
-        rank            task n to the n-th CPU of the step
-        map_cpu:LIST    task n to the n-th CPU number of the list
-        mask_cpu:LIST   task n to the n-th mask of the list, hexadecimal
-        rank_ldom       task n to the n-th memory node of the step
-        map_ldom:LIST   task n to the CPUs of the n-th memory node of the list
-        mask_ldom:LIST  task n to the CPUs of the memory nodes of the n-th mask
-        help            show this
-    LIST is ITEM[*TIMES][,ITEM[*TIMES]...] and begins again where it is too short.
-    Without a type: sockets, cores or threads, if there are as many as the tasks
-    have CPUs; else all tasks share the step's CPUs.
-`
-
-const memBindHelp = `Memory bind options:
-    --mem-bind=         bind tasks to memory nodes
-        q[uiet]         say nothing of it (default)
-        v[erbose]       report each task's binding on its stderr
-        no[ne]          do not bind memory (default)
-        local           memory of the node on which the task runs
-        rank            task n to memory node n
-        map_mem:LIST    task n to the n-th node number of the list
-        mask_mem:LIST   task n to the nodes of the n-th mask, hexadecimal
-        p[refer]        the first node of a task, and others where it has no room
-        sort, nosort    accepted, without effect
-        help            show this
-    LIST is ITEM[*TIMES][,ITEM[*TIMES]...] and begins again where it is too short.
-`
-
-const hintHelp = `Application hint options:
-    --hint=             bind tasks as suits the application
-        compute_bound   to whole cores
-        memory_bound    to whole cores
-        multithread     to hardware threads
-        nomultithread   to hardware threads, one of each core
-        help            show this
-`
+//go:embed help
+var helpTexts embed.FS
 
 // HelpOn is what --OPTION=help prints, "" for other options.
 func HelpOn(option string) string {
-	return map[string]string{"cpu-bind": cpuBindHelp, "mem-bind": memBindHelp, "hint": hintHelp}[option]
+	text, _ := helpTexts.ReadFile("help/" + option + ".txt") // no file of other options
+	return string(text)
 }
 
 // bindEnv are the variables that stand for options which are not given.

@@ -40,14 +40,7 @@ func SignalCommand(d *client.Dialer) *cobra.Command {
 
 // SuspendCommand is the verb suspend.
 func SuspendCommand(d *client.Dialer) *cobra.Command {
-	c := forEach(d, "suspend", "stop the tasks of steps, or of jobs, which then take no further steps", (*api.Client).Suspend)
-	c.Long = `Stop the tasks of a step, or of all steps of a job: SIGTSTP, two seconds for
-programs that want to prepare, then the freezer, which they cannot see or undo.
-A suspended job takes no further steps. The command returns when all stand still.
-The state stays RUNNING, and "suspended" in --json tells since when; the time does
-not count as run. What root has suspended, only root resumes. cancel ends a
-suspended step by SIGKILL at once; other signals are refused.`
-	return c
+	return forEach(d, "suspend", "stop the tasks of steps, or of jobs, which then take no further steps", (*api.Client).Suspend)
 }
 
 // ResumeCommand is the verb resume.
@@ -119,10 +112,6 @@ func AdoptCommand(d *client.Dialer) *cobra.Command {
 	var a adoption
 	c := &cobra.Command{
 		Use: "adopt [--job N] [--uid USER] PID | --pam", Short: "put a process into the extern step of a job (root)",
-		Long: "adopt moves a process that no step has started into the extern step of a job of its user's: from then on it is accounted, limited " +
-			"and killed with the job. Without --job it is the user's newest job on this node. Children that it has already stay where they are, and " +
-			"so do its namespaces: --json prints the paths of the job's, for setns(2) by the process itself. With --pam, as pam_exec(8) runs it, " +
-			"the process is the parent and the user is $PAM_USER; root is let through, and a user who has no job is refused.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := a.read(args); err != nil || a.passed {

@@ -26,11 +26,6 @@ func ExplainCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use: "explain JOB[.STEP]", Short: "say what happened to a step and why, or what it waits for", Args: cobra.ExactArgs(1),
-		Long: `Say what happened to a step and why: from its record, its event log and, while
-it runs, from what its processes do now. It shows the stage at which a launch
-waits or has stopped, plugins and hooks, why tasks were not started, how they
-ended and who sent the signal, memory, and for an MPI program how far each rank
-has come and which ranks the others wait for.`,
 		RunE: onRef(func(ref api.StepRef) error { return explainSteps(d, ref, asJSON) }),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
@@ -144,8 +139,6 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 	var svg string
 	c := &cobra.Command{
 		Use: "timeline [options] JOB.STEP", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
-		Long: "Show where the time of a step went: a bar for each stage of the launch and of the end, and, set in below them, for each hook of a plugin; calls for several tasks share one bar, from the begin of the first to the end of the last. " +
-			"Launch, tasks and end have scales of their own. What failed is red, what has not ended yellow, where there are colours.",
 		RunE: func(_ *cobra.Command, args []string) error {
 			var b eventlog.TimelineBuilder
 			err := eachEvent(d, args[0], false, func(line []byte) error {

@@ -169,11 +169,7 @@ func PluginsCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugins [--check] [--json] [FILE]",
 		Short: "list the SPANK plugins as a step would load them",
-		Long: "plugins lists the node's plugin stack, or FILE's, as it would be loaded: each plugin with the line\n" +
-			"that names it, its hooks, its options, the release that it was built for and its missing imports.\n" +
-			"It loads the plugins and calls their slurm_spank_init as the caller, in local and in allocator context.\n" +
-			"--check prints what is wrong instead, a finding a line, and exits 1 when one is an error.",
-		Args: cobra.MaximumNArgs(1),
+		Args:  cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, files []string) error {
 			conf, err := lintConfig(d, c.Root(), files)
 			if err != nil {

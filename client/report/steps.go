@@ -198,12 +198,6 @@ func StatCommand(d *client.Dialer) *cobra.Command {
 	var watch int
 	c := &cobra.Command{
 		Use: "stat JOB[.STEP]", Short: "what the tasks use, or have used", Args: cobra.ExactArgs(1),
-		Long: `What the tasks of a step use now, or have used: CPU time, memory, bytes.
-
-CPU is user and system time. MAXRSS is the largest resident memory, RSS the present, PEAK the
-kernel's peak of the cgroup, with page cache. READ and WRITTEN passed through
-read(2) and write(2), DISKREAD and DISKWRITTEN through storage. K, M, G and T are
-powers of 1024. "-" is unknown: docs/accounting.md says which figures exist where.`,
 		RunE: onRef(func(ref api.StepRef) error {
 			if watch < 0 {
 				return fmt.Errorf("--watch=%d: want seconds", watch)

@@ -35,17 +35,6 @@ func TopCommand(d *client.Dialer) *cobra.Command {
 	o := &topOptions{}
 	c := &cobra.Command{
 		Use: "top [options] [JOB[.STEP]...]", Short: "watch what steps and their tasks use",
-		Long: "Watch what the steps of this node use, or the named ones: CPU, memory, bytes read and written, and the part of the last ten seconds in which they waited for CPU, memory or I/O.\n\n" +
-			"CPU% is of one CPU, since the last look; READ/s and WRITE/s passed through read(2) and write(2). WAIT is the pressure of CPU, memory and I/O, in percent. \"-\" is not known: docs/accounting.md says what is known where.\n\n" +
-			"Keys:\n\n" +
-			"  up down k j   choose a step or task   enter t   its tasks, or not\n" +
-			"  PgUp PgDn     by ten                  T         the tasks of all steps\n" +
-			"  c m i w n     order by CPU, memory, I/O, time, number\n" +
-			"  s             send it a signal        a         attach to it\n" +
-			"  z r           suspend it, resume it   e         explain it\n" +
-			"  space         look again at once      h ?       these keys\n" +
-			"  q             end\n\n" +
-			"What is no terminal gets one look, or as many as --iterations says.",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if o.delay < 0.1 || o.delay > 3600 {
 				return fmt.Errorf("--delay=%v: want seconds, 0.1 to 3600", o.delay)

@@ -100,10 +100,8 @@ func newRoot(d *client.Dialer) *cobra.Command {
 // bareRoot is the root without a verb.
 func bareRoot(d *client.Dialer) *cobra.Command {
 	root := &cobra.Command{
-		Use:   "stepctl",
-		Short: "run and control job steps on this node",
-		Long: "stepctl is the client of noded, the daemon of a node: what srun, sbatch, salloc, scancel, squeue and sstat are to Slurm, with srun's letters and meanings.\n\n" +
-			"JOB.STEP is the number of a step, such as 12.0; JOB stands for all steps of a job.",
+		Use:                "stepctl",
+		Short:              "run and control job steps on this node",
 		Version:            build.Line(),
 		SilenceErrors:      true,
 		DisableSuggestions: true, // cobra's take lines of their own

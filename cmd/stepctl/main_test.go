@@ -200,7 +200,7 @@ func TestThemes(t *testing.T) {
 		p := help.PageOf(c)
 		for _, g := range p.Groups {
 			if g.Title == "Other options" {
-				t.Errorf("%s: %v are in no theme: themes() has them", c.CommandPath(), g.Options)
+				t.Errorf("%s: %v are in no theme of client/help/manual.txt", c.CommandPath(), g.Options)
 			}
 		}
 		if c.Runnable() && c.Name() != "help" && !slices.ContainsFunc(p.Topics, func(t manual.Topic) bool { return t.Title == "Exit codes" }) {

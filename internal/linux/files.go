@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -120,6 +121,18 @@ func WriteWhole(path string, sync bool, write func(io.Writer) error) (err error)
 		err = os.Rename(tmp, path)
 	}
 	return err
+}
+
+// Value returns what a key has in one of the kernel's files of lines "KEY: VALUE" or "KEY VALUE"
+// (/proc/PID/status, cgroup-v2.rst "Flat keyed"), "" where no line has the key.
+func Value(path, key string) (string, error) {
+	data, err := os.ReadFile(path)
+	for line := range strings.Lines(string(data)) {
+		if end := strings.IndexAny(line, ": \n"); end >= 0 && line[:end] == key {
+			return strings.TrimSpace(line[end+1:]), nil
+		}
+	}
+	return "", err
 }
 
 // PeerCred returns the process at the other end of a unix socket, by its credentials at the

@@ -3,6 +3,7 @@ package manual
 import (
 	"cmp"
 	"fmt"
+	"stepd/internal/printable"
 	"strings"
 	"unicode/utf8"
 )
@@ -86,23 +87,9 @@ func (w *screen) paragraph(text, indent string) {
 	w.wrap(text, indent, indent)
 }
 
-// wrap writes words in lines: the first one begins with first, the others with
-// rest. A word that fits no line has one of its own.
+// wrap writes words in lines: the first one begins with first, the others with rest.
 func (w *screen) wrap(text, first, rest string) {
-	line, empty := first, true
-	for _, word := range strings.Fields(text) {
-		switch {
-		case empty:
-			line += word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > w.width:
-			fmt.Fprintln(&w.b, line)
-			line = rest + word
-		default:
-			line += " " + word
-		}
-		empty = false
-	}
-	fmt.Fprintln(&w.b, strings.TrimRight(line, " "))
+	fmt.Fprintln(&w.b, printable.Wrap(text, first, rest, w.width))
 }
 
 func (w *screen) groups(groups []Group) {

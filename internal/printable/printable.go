@@ -80,3 +80,23 @@ func JoinErrors(errs ...error) error {
 	}
 	return f
 }
+
+// Wrap breaks a text at its blanks into lines of at most width columns: the first begins with
+// first, the others with rest. A word that fits no line has one of its own.
+func Wrap(text, first, rest string, width int) string {
+	var done strings.Builder
+	line, empty := first, true
+	for _, word := range strings.Fields(text) {
+		switch {
+		case empty:
+			line += word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+			done.WriteString(line + "\n")
+			line = rest + word
+		default:
+			line += " " + word
+		}
+		empty = false
+	}
+	return done.String() + strings.TrimRight(line, " ")
+}

@@ -112,11 +112,7 @@ func (c *child) attach(conn *stepapi.Conn) error {
 		fds = append(fds, own)
 		m.Streams = append(m.Streams, stepapi.StreamFD{FD: fd, Rank: launch.AllRanks})
 	}
-	defer func() {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-	}()
+	defer func() { stepapi.CloseAll(fds) }()
 	if len(fds) > 0 {
 		if err := conn.Send(m, fds...); err != nil {
 			return err
@@ -130,10 +126,7 @@ func (c *child) follow() {
 	defer c.conn.Close()
 	go c.endWithParent()
 	for {
-		m, fds, err := c.conn.Recv()
-		for _, fd := range fds {
-			unix.Close(fd) // stepd has none to give
-		}
+		m, err := c.conn.Hear()
 		if err != nil {
 			c.ended(nil)
 			return

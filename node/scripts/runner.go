@@ -148,7 +148,9 @@ func (r *Runner) hasHook(hook string) (may bool, id string) {
 	}
 	r.hooks.mu.Lock()
 	defer r.hooks.mu.Unlock()
-	return r.hooks.id != id || slices.Contains(r.hooks.hooks, hook), id
+	// A plugin's own init() and fini() are called in every context.
+	needed := func(h string) bool { return h == hook || !strings.HasPrefix(h, "slurm_spank_") }
+	return r.hooks.id != id || slices.ContainsFunc(r.hooks.hooks, needed), id
 }
 
 // owes reports whether anything is to be run.

@@ -23,7 +23,8 @@ SPANK_API int spank_remote(spank_t spank)
 
 SPANK_API spank_context_t spank_context(void)
 {
-	return (spank_context_t)host.cfg.context;
+	/* As measured: in constructors and in init() it is not known. */
+	return host.ready ? (spank_context_t)host.cfg.context : S_CTX_ERROR;
 }
 
 SPANK_API int spank_symbol_supported(const char *symbol)

@@ -119,6 +119,18 @@ static struct board_entry *entry_take(struct board_map *b)
 	return at < b->nentries ? &b->entries[at] : NULL;
 }
 
+static void slot_enter(struct host *h, struct board_slot *s, uint64_t now, uint32_t plugin,
+		       uint32_t hook)
+{
+	if (s == NULL)
+		return;
+	atomic_store_explicit(&s->since_ns, now, memory_order_relaxed);
+	h->token = now;
+	atomic_store_explicit(&s->plugin, plugin, memory_order_relaxed);
+	/* Last: it says that the others hold. */
+	atomic_store_explicit(&s->hook, hook, memory_order_release);
+}
+
 /* A reader needs the order of these stores, and a process that dies has made all of
  * them: barriers would cost more than the rest. The entry is NULL when the journal
  * is full. */
@@ -136,14 +148,13 @@ struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plu
 		e->hook = (uint16_t)hook;
 		atomic_store_explicit(&e->ready, 1, memory_order_release);
 	}
-	if (s != NULL) {
-		atomic_store_explicit(&s->since_ns, now, memory_order_relaxed);
-		h->token = now;
-		atomic_store_explicit(&s->plugin, plugin, memory_order_relaxed);
-		/* Last: it says that the others hold. */
-		atomic_store_explicit(&s->hook, hook, memory_order_release);
-	}
+	slot_enter(h, s, now, plugin, hook);
 	return e;
+}
+
+void board_at(struct host *h, uint32_t plugin, uint32_t hook)
+{
+	slot_enter(h, slot_of(h, 0), now_ns(), plugin, hook);
 }
 
 void board_hook_leave(struct host *h, uint32_t slot, struct board_entry *e, int rc)

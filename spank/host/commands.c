@@ -67,6 +67,8 @@ static void command_init(struct host *h, struct reader *args, struct outcome *ou
 		fail(out, errno, "cannot join the job's container");
 		return;
 	}
+	if (!stack_begin(h, out))
+		return;
 	options_prepare(h);
 	if (h->cfg.context == S_CTX_JOB_SCRIPT)
 		return; /* its hooks alone (spank(8)) */
@@ -126,15 +128,17 @@ static void command_post_fork(struct host *h, struct outcome *out)
 
 static bool has_exit(const struct host *h)
 {
-	switch (h->cfg.context) {
-	case S_CTX_REMOTE:
-	case S_CTX_ALLOCATOR:
-		return true;
-	case S_CTX_LOCAL:
-		return (h->done & 1u << CMD_POST_OPT) != 0;
-	default:
-		return false;
-	}
+	return h->cfg.context == S_CTX_REMOTE || h->cfg.context == S_CTX_ALLOCATOR ||
+	       h->cfg.context == S_CTX_LOCAL;
+}
+
+/* Measured: a stack that failed in init or init_post_opt has no exit and no fini(), but for
+ * init_post_opt in salloc and sbatch. */
+static bool ends_in_order(const struct host *h)
+{
+	uint32_t needs = h->cfg.context == S_CTX_LOCAL ? CMD_POST_OPT : CMD_INIT;
+
+	return (h->done & 1u << needs) != 0;
 }
 
 static void command_exit(struct host *h, struct outcome *out)
@@ -142,10 +146,10 @@ static void command_exit(struct host *h, struct outcome *out)
 	/* Measured: in a batch job it is the job's file still. */
 	if (h->cfg.context == S_CTX_REMOTE && !h->early)
 		dup2(h->null, 2);
-	/* Measured: a stack that failed in init or init_post_opt has no exit, but
-	 * for init_post_opt in salloc and sbatch. */
-	if ((h->done & 1u << CMD_INIT) != 0 && has_exit(h))
+	if (ends_in_order(h) && has_exit(h))
 		stack_call(h, HOOK_EXIT, NO_RANK, out);
+	/* Measured: those that came before one that does not load have fini(), too. */
+	stack_end(h, ends_in_order(h) || !h->ready);
 }
 
 /* A command: what it needs to be done before, and what comes with it. */

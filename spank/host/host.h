@@ -20,6 +20,9 @@
 
 #define HANDLE_MAGIC 0x53504e4bu
 
+/* Links of /proc/self/task in a process with one thread: its own two and one for each. */
+#define ONE_THREAD 3
+
 /* What a plugin holds: one per plugin, valid as long as the process. */
 struct spank_handle {
 	uint32_t magic;
@@ -39,8 +42,10 @@ struct plugin {
 	const char *base; /* the file's base name, as messages have it */
 	const char *name; /* plugin_name, else base */
 	void *dl;
-	char *error; /* dlopen's, NULL if it was loaded */
-	bool kept;   /* INIT left it in the stack */
+	char *error;  /* dlopen's, NULL if it was loaded */
+	bool kept;    /* INIT left it in the stack, and so did its init() */
+	bool threads; /* it has left threads running */
+	bool begun;   /* its init() has returned 0, or it has none */
 	spank_f *hooks[HOOK_COUNT];
 	struct option *options;
 	size_t noptions;
@@ -134,6 +139,8 @@ struct host {
 	char *title;	 /* argv[0], where ps looks */
 	size_t title_size;
 	nlink_t nthreads; /* last seen, to blame a plugin once */
+	bool strays;	  /* threads whose plugin is not known */
+	bool ready;	  /* every init() of the stack has returned */
 	/* __libc_single_threaded, NULL before glibc 2.32. */
 	const volatile char *one_thread;
 	ino_t mount_ns; /* last seen */
@@ -215,7 +222,17 @@ bool board_at_exec(struct host *h, uint32_t slot);
 void board_execed(struct host *h, uint32_t slot);
 struct board_entry *board_hook_enter(struct host *h, uint32_t slot, uint32_t plugin, uint32_t hook,
 				     uint32_t rank);
+/* Where the host is outside of the journal: NO_HOOK, or what is done to a plugin. */
+void board_at(struct host *h, uint32_t plugin, uint32_t hook);
 void board_hook_leave(struct host *h, uint32_t slot, struct board_entry *entry, int rc);
+
+/* life.c: a function of the plugin's own object, NULL where it has none. */
+spank_f *own_function(const struct plugin *p, const char *name);
+/* Calls init() of every kept plugin, and closes those that are not kept. What an
+ * init() of anything but 0 refuses is closed, too. False where that was a required one. */
+bool stack_begin(struct host *h, struct outcome *out);
+/* Closes every plugin, after its fini() where fini is set. */
+void stack_end(struct host *h, bool fini);
 
 /* stack.c */
 void stack_load(struct host *h);

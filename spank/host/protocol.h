@@ -19,8 +19,8 @@
  *     SETUP {config, board, gate, null} ----> map, remember
  *     LOAD ---------------------------------> dlopen every plugin
  *          <--------------------------------- REP_PLUGIN {plugin}*, REP_DONE
- *     INIT {keep[]} ------------------------> init, option callbacks, init_post_opt
- *          <--------------------------------- REP_DONE
+ *     INIT {keep[]} ------------------------> init() of each; init, option callbacks, init_post_opt
+ *          <--------------------------------- REP_REFUSED {plugin}*, REP_DONE
  *     FDS {descriptors} (0..n times) -------> keep in the descriptor table
  *     STEP {streams, task env} -------------> remember
  *     USER_INIT ----------------------------> groups, egid, euid, umask, chdir; user_init
@@ -32,17 +32,18 @@
  *     WAIT ---------------------------------> reap; REP_EXIT per task; REP_DONE after the last
  *          <--------------------------------- REP_EPILOG {rank, pid} + pipe, before the REP_EXIT of a task with an epilog
  *     (stepd tracks the epilog's process and writes a byte into the pipe)
- *     EXIT ---------------------------------> exit hooks; REP_DONE; _exit(0)
+ *     EXIT ---------------------------------> exit hooks, fini() and dlclose of each; REP_DONE; exit(0)
  *
  * So it is in remote context. In the others nothing is forked, and stepctl,
  * noded or `stepd spank' drive the host:
  *
  *     local, allocator	 SETUP LOAD INIT OPTION* POST_OPT [LOCAL_USER_INIT] EXIT
- *     slurmd		 SETUP LOAD INIT HOOK(slurmd_exit)
- *     job_script	 SETUP LOAD INIT HOOK(job_prolog or job_epilog)
+ *     slurmd		 SETUP LOAD INIT HOOK(slurmd_exit) EXIT
+ *     job_script	 SETUP LOAD INIT HOOK(job_prolog or job_epilog) EXIT
  *
+ * EXIT may come after SETUP at any time: it does what the context owes by then.
  * INIT answers with REP_OPTION for each option that the plugins offer there,
- * and in job_script calls no hook. STATE may come between any two of them.
+ * and in job_script calls no slurm_spank_ function. STATE may come between any two of them.
  *
  * All integers are little endian. A string is u32 length and that many bytes,
  * without a terminator. A record is u32 type, then its fields. Config blobs
@@ -57,7 +58,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 7
+#define HOST_PROTOCOL_VERSION 8
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -113,6 +114,9 @@ enum host_rep {
 	/* Before the first REP_PLUGIN, for each function that the plugin may call and nothing here provides: u32 plugin;
 	 * u32 more (0; in a last record, without a symbol, how many are not told); string symbol */
 	REP_MISSING = 106,
+	/* u32 plugin; i32 rc: what its init() has returned; it is not in the stack any more, and closed. Before REP_DONE
+	 * of INIT */
+	REP_REFUSED = 110,
 	/* u32 fd (1 or 2); descriptor: an early stream, before REP_DONE of USER_INIT */
 	REP_STREAM = 108,
 	/* u32 rank; i32 pid; descriptor: the write end of a pipe, by a byte of which the process begins */
@@ -168,7 +172,10 @@ enum hook {
 	HOOK_EXIT = 11,
 	HOOK_OPTION = 12, /* an option's callback; not a symbol */
 	HOOK_LOAD = 13,	  /* dlopen with its constructors; not a symbol */
-	HOOK_COUNT = 14,
+	HOOK_BEGIN = 14,  /* init() of its own */
+	HOOK_FINI = 15,	  /* fini() of its own */
+	HOOK_CLOSE = 16,  /* dlclose, its destructors and atexit handlers; NO_PLUGIN: exit, with what is left of them */
+	HOOK_COUNT = 17,
 };
 #define NO_HOOK 0xffffffffu
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
+#include <stdlib.h>
+
 #include "host.h"
 
 struct host host = {
@@ -22,8 +24,8 @@ struct host host = {
 	.rank = NO_RANK,
 };
 
-/* Carries out commands until EXIT or the channel's end. The value is for _exit:
- * no atexit handler or destructor of a plugin runs. */
+/* Carries out commands until EXIT or the channel's end. The value is for _exit: where
+ * EXIT did not come no atexit handler or destructor of a plugin runs. */
 int host_serve(struct host *h)
 {
 	static uint8_t packet[HOST_PACKET_MAX];
@@ -42,7 +44,10 @@ int host_serve(struct host *h)
 		if (!command_run(h, cmd, &args, fds, nfds, &out))
 			continue; /* WAIT: obey what has come instead */
 		reply_done(h, cmd, &out);
-		if (cmd == CMD_EXIT && out.what[0] == 0)
-			return 0;
+		if (cmd == CMD_EXIT && out.what[0] == 0) {
+			/* Of plugins that could not be closed, or that stay (-z nodelete). */
+			board_at(h, NO_PLUGIN, h->cfg.nplugins > 0 ? HOOK_CLOSE : NO_HOOK);
+			exit(0);
+		}
 	}
 }

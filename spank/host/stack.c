@@ -56,7 +56,7 @@ static bool made_no_thread(const struct host *h)
 
 /* A thread would be lost by every fork after it, and could hold a lock there; and
  * it could crash the host when no hook runs that could be named. */
-static void check_threads(struct host *h, const struct plugin *p)
+static void check_threads(struct host *h, struct plugin *p)
 {
 	char names[256], text[320];
 	struct stat st;
@@ -66,6 +66,8 @@ static void check_threads(struct host *h, const struct plugin *p)
 		return;
 	if (p == NULL)
 		p = guard_names(h, names, sizeof(names));
+	if (st.st_nlink > h->nthreads)
+		*(p ? &p->threads : &h->strays) = true;
 	if (st.st_nlink > h->nthreads && p != NULL) {
 		log_threads(h, p, (uint32_t)(st.st_nlink - h->nthreads));
 	} else if (st.st_nlink > h->nthreads) {
@@ -276,6 +278,8 @@ static void load(struct host *h, struct plugin *p)
 			if (hook_symbols[i] != NULL)
 				*(void **)&p->hooks[i] = dlsym(p->dl, hook_symbols[i]);
 		}
+		p->hooks[HOOK_BEGIN] = own_function(p, "init");
+		p->hooks[HOOK_FINI] = own_function(p, "fini");
 		if (exported(p, "plugin_name") != NULL)
 			p->name = exported(p, "plugin_name");
 		read_version(p, dlsym(p->dl, "plugin_version"));

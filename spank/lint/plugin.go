@@ -202,6 +202,8 @@ func (x *examination) facts() {
 		x.refuse(StateError, fmt.Sprintf("plugin %q exports no plugin_name", x.line.Path), "build it with SPANK_PLUGIN()")
 	case x.plugin.Type == "":
 		x.refuse(StateError, fmt.Sprintf("plugin %q exports no plugin_type", x.line.Path), "build it with SPANK_PLUGIN()")
+	case !spank.IsSpankType(x.plugin.Type):
+		x.refuse(StateIncompatible, fmt.Sprintf("plugin %q is no SPANK plugin: its plugin_type is %q", x.line.Path, x.plugin.Type), "remove the line: the plugin belongs to another interface of Slurm")
 	case len(x.plugin.Hooks) == 0 && !hasOptions:
 		x.refuse(StateError, fmt.Sprintf("plugin %q exports no slurm_spank_* hook", x.line.Path), "export one, without -fvisibility=hidden")
 	case err != nil:

@@ -110,6 +110,16 @@ type TaskEnd struct {
 // process is dead, dying, or has closed it.
 var ErrHostGone = errors.New("spankhost is gone")
 
+// What is called at the end of a plugin, as a HookError names it: nothing that it does there
+// changes how the step has ended.
+const (
+	HookFini  = "fini()"
+	HookClose = "dlclose" // destructors and atexit handlers
+)
+
+// Unloading reports whether the plugin was at its end.
+func (e *HookError) Unloading() bool { return e.Hook == HookFini || e.Hook == HookClose }
+
 // HookError says that a SPANK hook failed: by its return code, or by what
 // happened to the process while it ran.
 type HookError struct {

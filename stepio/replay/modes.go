@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,10 +66,7 @@ func defaultMode(mode int) (on, known bool) {
 func (m *Modes) Clone() *Modes {
 	c := *m
 	c.params = slices.Clone(m.params)
-	c.private = make(map[int]bool, len(m.private))
-	for k, v := range m.private {
-		c.private[k] = v
-	}
+	c.private = maps.Clone(m.private)
 	return &c
 }
 

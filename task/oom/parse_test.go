@@ -61,16 +61,6 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-func TestFindKey(t *testing.T) {
-	const events = "low 0\nhigh 2\nmax 17\noom 3\noom_kill 2\noom_group_kill 1\n"
-	if n, ok := findKey(events, "oom_kill"); n != 2 || !ok {
-		t.Errorf("oom_kill = %d, %v", n, ok)
-	}
-	if _, ok := findKey("oom_kill_disable 0\nunder_oom 0\n", "oom_kill"); ok {
-		t.Error("a kernel without the counter was believed to have one")
-	}
-}
-
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte("6,503,5404356198,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/oomprobe,task_memcg=/oomprobe/task_0,task=python3,pid=30277,uid=0\n SUBSYSTEM=x\n"))
 	f.Add([]byte("3,504,5404356229,-;Memory cgroup out of memory: Killed process 30277 (python3) total-vm:118968kB\n"))

@@ -422,10 +422,11 @@ func kills(dir string, v1 bool) (uint64, error) {
 	if v1 {
 		name = "memory.oom_control"
 	}
-	n, ok, err := readKey(filepath.Join(dir, name), "oom_kill")
-	if !ok {
-		return 0, err
+	word, err := linux.Value(filepath.Join(dir, name), "oom_kill")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("cannot read the memory events: %w", err)
 	}
+	n, _ := strconv.ParseUint(word, 10, 64) // 0 without the figure
 	return n, nil
 }
 
@@ -433,7 +434,8 @@ func kills(dir string, v1 bool) (uint64, error) {
 func usage(dir string, v1 bool) (peak, swap *uint64) {
 	if v1 {
 		peak = readNumber(filepath.Join(dir, "memory.max_usage_in_bytes"))
-		if n, ok, err := readKey(filepath.Join(dir, "memory.stat"), "total_swap"); ok && err == nil {
+		word, _ := linux.Value(filepath.Join(dir, "memory.stat"), "total_swap")
+		if n, err := strconv.ParseUint(word, 10, 64); err == nil {
 			swap = &n
 		}
 		return peak, swap
@@ -451,29 +453,4 @@ func readNumber(path string) *uint64 {
 		return nil
 	}
 	return &n
-}
-
-func readKey(path, key string) (n uint64, ok bool, err error) {
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, false, nil
-	}
-	if err != nil {
-		return 0, false, fmt.Errorf("cannot read the memory events: %w", err)
-	}
-	n, ok = findKey(string(data), key)
-	return n, ok, nil
-}
-
-// findKey reads a flat keyed file: "KEY NUMBER\n" (cgroup-v2.rst, "Format").
-func findKey(data, key string) (uint64, bool) {
-	for line := range strings.Lines(data) {
-		k, v, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		if !ok || k != key {
-			continue
-		}
-		n, err := strconv.ParseUint(v, 10, 64)
-		return n, err == nil
-	}
-	return 0, false
 }
