@@ -1,11 +1,13 @@
 package manual
 
 import (
-	"cmp"
+	"embed"
 	"fmt"
-	"stepd/internal/printable"
 	"strings"
+	"text/template"
 	"unicode/utf8"
+
+	"stepd/internal/printable"
 )
 
 // widthMax is where lines end however wide the terminal is: longer ones are not
@@ -18,93 +20,52 @@ type Style struct {
 	Bold  bool // headings in bold
 }
 
+// layouts say in which order the parts of a page come, and what marks them: screen.tmpl of a help
+// screen, man.tmpl of a man page.
+//
+//go:embed *.tmpl
+var layouts embed.FS
+
+// laidOut fills a layout with the page.
+func (p *Page) laidOut(layout string, words template.FuncMap) string {
+	t := template.New(layout).Funcs(template.FuncMap{
+		"upper": strings.ToUpper, "trim": strings.TrimSpace, "join": strings.Join, "verbatim": verbatim,
+		"lines": func(text string) []string { return strings.Split(text, "\n") },
+	}).Funcs(words)
+	var b strings.Builder
+	if err := template.Must(t.ParseFS(layouts, layout)).Execute(&b, p); err != nil {
+		panic(err) // the layouts are parts of the program
+	}
+	return b.String()
+}
+
 // Text is the page as a help screen.
 func (p *Page) Text(s Style) string {
 	if s.Width <= 0 {
 		s.Width = 80
 	}
-	w := &screen{width: min(max(s.Width, 40), widthMax), bold: s.Bold}
-	w.line(strings.ToUpper(p.Short[:min(1, len(p.Short))]) + p.Short[min(1, len(p.Short)):])
-	for i, u := range p.Usage {
-		if i == 0 {
-			w.gap()
-		}
-		w.wrap(u, "  ", "      ")
-	}
-	for _, par := range p.About {
-		w.gap()
-		w.paragraph(par, "")
-	}
-	if len(p.Commands) > 0 {
-		w.heading("Commands")
-		w.table(p.Commands, columnOf(p.Commands))
-	}
-	w.groups(p.Groups)
-	for _, t := range p.Topics {
-		w.heading(t.Title)
-		for i, par := range t.Text {
-			if i > 0 {
-				w.gap()
-			}
-			w.paragraph(par, "  ")
-		}
-		w.table(t.Entries, columnOf(t.Entries))
-	}
-	if len(p.See) > 0 {
-		w.heading("See also")
-		w.wrap(strings.Join(p.See, ", "), "  ", "  ")
-	}
-	return w.b.String()
+	w := screen(min(max(s.Width, 40), widthMax))
+	return p.laidOut("screen.tmpl", template.FuncMap{
+		"wrap": w.wrap, "paragraph": w.paragraph, "table": w.table,
+		"bold":  func() bool { return s.Bold },
+		"first": func(text string) string { return strings.ToUpper(text[:min(1, len(text))]) + text[min(1, len(text)):] },
+	})
 }
 
-// screen collects lines of a bounded width.
-type screen struct {
-	b     strings.Builder
-	width int
-	bold  bool
-}
-
-func (w *screen) line(text string) { w.wrap(text, "", "") }
-
-func (w *screen) gap() { w.b.WriteByte('\n') }
-
-func (w *screen) heading(title string) {
-	w.gap()
-	if w.bold {
-		fmt.Fprintf(&w.b, "\x1b[1m%s:\x1b[0m\n", title)
-		return
-	}
-	fmt.Fprintf(&w.b, "%s:\n", title)
-}
-
-func (w *screen) paragraph(text, indent string) {
-	if verbatim(text) {
-		for line := range strings.SplitSeq(text, "\n") {
-			fmt.Fprintf(&w.b, "%s%s\n", indent, strings.TrimRight(line, " "))
-		}
-		return
-	}
-	w.wrap(text, indent, indent)
-}
-
-// wrap writes words in lines: the first one begins with first, the others with rest.
-func (w *screen) wrap(text, first, rest string) {
-	fmt.Fprintln(&w.b, printable.Wrap(text, first, rest, w.width))
-}
-
-func (w *screen) groups(groups []Group) {
-	var all []Entry
-	for _, g := range groups {
+// AllOptions are the ones of all groups: on a screen their meanings begin in one column.
+func (p *Page) AllOptions() (all []Entry) {
+	for _, g := range p.Groups {
 		all = append(all, g.Options...)
 	}
-	column := columnOf(all) // one for all of the page
-	for _, g := range groups {
-		w.heading(g.Title)
-		for _, par := range g.Text {
-			w.paragraph(par, "  ")
-		}
-		w.table(g.Options, column)
-	}
+	return all
+}
+
+// screen is the width of one.
+type screen int
+
+// wrap writes words in lines: the first one begins with first, the others with rest.
+func (w screen) wrap(first, rest, text string) string {
+	return printable.Wrap(text, first, rest, int(w)) + "\n"
 }
 
 // columnMax is the widest first column: a longer name has a line of its own.
@@ -120,119 +81,49 @@ func columnOf(rows []Entry) (column int) {
 	return max(column, 8)
 }
 
-func (w *screen) table(rows []Entry, column int) {
+// paragraph writes one, wrapped or as it is.
+func (w screen) paragraph(indent, text string) string {
+	if !verbatim(text) {
+		return w.wrap(indent, indent, text)
+	}
+	var b strings.Builder
+	for line := range strings.SplitSeq(text, "\n") {
+		b.WriteString(indent + strings.TrimRight(line, " ") + "\n")
+	}
+	return b.String()
+}
+
+// table writes rows; their meanings begin in the column of all.
+func (w screen) table(all, rows []Entry) string {
+	var b strings.Builder
+	column := columnOf(all)
 	rest := strings.Repeat(" ", column)
 	for _, r := range rows {
 		name := "  " + r.Name
 		if n := utf8.RuneCountInString(name); n+2 <= column {
-			w.wrap(r.Text, name+strings.Repeat(" ", column-n), rest)
+			b.WriteString(w.wrap(name+strings.Repeat(" ", column-n), rest, r.Text))
 			continue
 		}
-		fmt.Fprintln(&w.b, name)
+		fmt.Fprintln(&b, name)
 		if r.Text != "" {
-			w.wrap(r.Text, rest, rest)
+			b.WriteString(w.wrap(rest, rest, r.Text))
 		}
 	}
+	return b.String()
 }
 
 // Roff is the page in the macros of man(7).
 func (p *Page) Roff() string {
-	r := &roff{}
-	r.raw(`.\" SPDX-License-Identifier: Apache-2.0`)
-	r.raw(`.\" Made from the program itself: change that, not this.`)
-	r.raw(fmt.Sprintf(`.TH "%s" %d "" stepd stepd`, strings.ToUpper(escape(p.File())), p.Section))
-	r.raw(".nh\n.ad l")
-	r.section("NAME")
-	r.raw(escape(p.File()) + ` \- ` + escape(p.Short))
-	if len(p.Usage) > 0 {
-		r.section("SYNOPSIS")
-		for i, u := range p.Usage {
-			if i > 0 {
-				r.raw(".br")
+	return p.laidOut("man.tmpl", template.FuncMap{
+		"escape": escape, "inline": inline, "quoted": quoted, "cut": func(text, at string) []string { return strings.SplitN(text, at, 2) },
+		"oneLine": func(text string) string { return strings.Join(strings.Fields(text), " ") },
+		"cutName": func(text string) (rest []string) {
+			if after, ours := strings.CutPrefix(text, p.Name); ours {
+				rest = append(rest, after)
 			}
-			r.usage(p.Name, u)
-		}
-	}
-	if len(p.About) > 0 {
-		r.section("DESCRIPTION")
-		r.paragraphs(p.About)
-	}
-	if len(p.Commands) > 0 {
-		r.section("COMMANDS")
-		r.entries(p.Commands)
-	}
-	if len(p.Groups) > 0 {
-		if p.Section != 5 {
-			r.section("OPTIONS")
-		}
-		for _, g := range p.Groups {
-			r.group(g, p.Section)
-		}
-	}
-	for _, t := range p.Topics {
-		r.section(strings.ToUpper(t.Title))
-		r.paragraphs(t.Text)
-		r.entries(t.Entries)
-	}
-	if len(p.See) > 0 {
-		r.section("SEE ALSO")
-		var all []string
-		for _, s := range p.See {
-			name, rest, _ := strings.Cut(s, "(")
-			all = append(all, `\fB`+escape(name)+`\fR(`+rest)
-		}
-		r.raw(strings.Join(all, ",\n"))
-	}
-	return r.b.String()
-}
-
-type roff struct{ b strings.Builder }
-
-func (r *roff) raw(line string) { r.b.WriteString(line + "\n") }
-
-func (r *roff) section(title string) { r.raw(".SH " + quoted(title)) }
-
-func (r *roff) usage(name, text string) {
-	rest, ours := strings.CutPrefix(text, name)
-	if !ours {
-		r.raw(escape(text))
-		return
-	}
-	r.raw(`\fB` + escape(name) + `\fR` + escape(rest))
-}
-
-func (r *roff) group(g Group, section int) {
-	if section == 5 {
-		r.section(strings.ToUpper(g.Title))
-	} else {
-		r.raw(".SS " + quoted(g.Title))
-	}
-	r.paragraphs(g.Text)
-	r.entries(g.Options)
-}
-
-func (r *roff) entries(all []Entry) {
-	for _, e := range all {
-		r.raw(".TP\n\\fB" + escape(strings.TrimSpace(e.Name)) + `\fR`)
-		r.raw(cmp.Or(inline(e.Text), `\&`))
-	}
-}
-
-func (r *roff) paragraphs(all []string) {
-	for i, par := range all {
-		if i > 0 {
-			r.raw(".PP")
-		}
-		if !verbatim(par) {
-			r.raw(inline(strings.Join(strings.Fields(par), " ")))
-			continue
-		}
-		r.raw(".nf\n.RS 2")
-		for line := range strings.SplitSeq(par, "\n") {
-			r.raw(escape(line))
-		}
-		r.raw(".RE\n.fi")
-	}
+			return rest
+		},
+	})
 }
 
 // inline sets what stands between backquotes in bold.
