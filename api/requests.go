@@ -213,9 +213,17 @@ type ConfigReply struct {
 	// file.
 	PlugstackDigest string `json:"plugstack_digest"`
 	PlugstackError  string `json:"plugstack_error"`
+	// JobStacks are the jobs that began with another plugin stack, which their steps use.
+	JobStacks []JobStack `json:"job_stacks"`
 	// InteractiveStep is what alloc without a command runs (InteractiveStepOptions), ""
 	// where LaunchParameters has no use_interactive_step.
 	InteractiveStep string `json:"interactive_step"`
+}
+
+// JobStack is a job that keeps its plugin stack: File, which names the plugins, is noded's.
+type JobStack struct {
+	JobID uint32 `json:"job_id"`
+	File  string `json:"file"`
 }
 
 // Line is one line of a reply of several documents: either a document or the last line,

@@ -316,7 +316,10 @@ func (d *Dialer) Prepare(c *cobra.Command, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	p, err := plugins.Load(ctx, d.Client(), ContextOf(c), d.hold)
+	if ContextOf(c) != spank.ContextLocal {
+		seen.Job = 0 // it makes a job of its own
+	}
+	p, err := plugins.Load(ctx, d.Client(), ContextOf(c), seen.Job, d.hold)
 	if err != nil {
 		if seen.Help {
 			terminal.Say("cannot list the plugins' options: %s", err)

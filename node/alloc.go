@@ -148,7 +148,7 @@ func (n *Node) endAlloc(j *job, reason string) {
 		n.cancelLater(f, reason)
 	}
 	ended, idle := n.reg.release(j)
-	if idle && !n.scripts.OwesEpilog() {
+	if idle && !n.scripts.OwesEpilog(j.scripts) {
 		n.reg.free(j)
 	}
 	if ended != nil {

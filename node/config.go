@@ -112,9 +112,9 @@ type Config struct {
 	Fallbacks []Fallback
 	// Plugins lists the plugin stack for the node document; nil is none.
 	Plugins func(ctx context.Context) []Plugin
-	// StackDigest reads the plugin stack and returns the digest that clients must read too;
-	// nil is no stack.
-	StackDigest func() (string, error)
+	// Stack reads the plugin stack, and StackChanged tells that it may have changed. nil is none.
+	Stack        func() (Stack, error)
+	StackChanged <-chan struct{}
 
 	// PerUser bounds what one user other than root has of the node; zero fields are
 	// the defaults.
@@ -166,7 +166,7 @@ func (c *Config) complete() error {
 		c.clock = state.HostClock()
 	}
 	if c.Scripts.StackID == nil {
-		c.Scripts.StackID = func() (string, error) { return "", nil }
+		c.Scripts.StackID = func() (id, digest string, err error) { return "", "", nil }
 	}
 	if c.Meter == nil {
 		c.Meter = noMeter{}

@@ -166,7 +166,7 @@ func (f *follower) cleanup() {
 		f.log.Warnf("cannot remove result file: %v", err)
 	}
 	j := f.n.reg.remove(f)
-	if j != nil && f.n.scripts.OwesEpilog() { // the epilog is the job's, and not its last step's
+	if j != nil && f.n.scripts.OwesEpilog(j.scripts) { // the epilog is the job's, and not its last step's
 		defer f.n.work.Go(func() { f.n.endJob(j) })
 	} else {
 		f.n.endJob(j)

@@ -404,7 +404,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	for _, other := range others {
 		f.n.cancelLater(other, jobEnded)
 	}
-	if idle && !f.n.scripts.OwesEpilog() {
+	if idle && !f.n.scripts.OwesEpilog(f.job.scripts) {
 		f.n.reg.free(f.job)
 	}
 	if u := rec.Usage; u != nil && f.n.cfg.wants("JobAccountGather") {

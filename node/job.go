@@ -86,7 +86,7 @@ func (j *job) exclusive() bool { return j.Origin == step.OriginAlloc || j.Origin
 
 func newJob(rec state.Job, cpus []int, n int, has *selection.Node, x *exchange.Config) *job {
 	j := &job{
-		Job: rec, cpus: cpus, running: n, present: n, phase: jobNew, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID), exchange: exchange.New(x, rec.ID, rec.Names),
+		Job: rec, cpus: cpus, running: n, present: n, phase: jobNew, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID, rec.Stack), exchange: exchange.New(x, rec.ID, rec.Names),
 	}
 	j.left = has.Job(j.share())
 	return j
@@ -160,7 +160,7 @@ func (e *jobEnd) run() {
 		// An epilog that was interrupted must not run beside its second run.
 		e.scripts()
 	}
-	if e.n.scripts.OwesEpilog() && !e.n.scripts.Epilog(e.job.scripts, e.job.facts(e.n.cfg.Gres), e.status()) {
+	if e.n.scripts.OwesEpilog(e.job.scripts) && !e.n.scripts.Epilog(e.job.scripts, e.job.facts(e.n.cfg.Gres), e.status()) {
 		// Until the next noded no process looks after its leftovers.
 		e.scripts()
 		return
@@ -184,6 +184,7 @@ func (e *jobEnd) run() {
 		e.log.Errorf("%v: it is tried again", err)
 	}
 	e.n.reg.gone(e.job)
+	machine{e.n}.dropStack(e.job.Stack)
 	if held && !e.n.health.HoldsJob(e.job.ID) { // that has ended meanwhile, and has seen the job
 		e.place()
 	}

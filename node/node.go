@@ -114,7 +114,8 @@ func (n *Node) newScripts() *scripts.Runner {
 	return &scripts.Runner{
 		Config:   c.Scripts,
 		NodeName: c.NodeName, Cluster: c.Site.Cluster, Partition: c.Site.Partition, SlurmConf: c.Site.SlurmConf, Socket: n.spool.Socket(),
-		Spank: c.Site.Spank, StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
+		Spank:     func(digest string) step.SpankConf { return n.stackOf(c.Site.Spank, digest) },
+		StepdPath: c.StepdPath, StepdEnv: n.stepdEnv(), StepdLog: n.stepdLog,
 		Quarantined:  func() []step.Quarantine { return n.health.Plugins.List() },
 		CountCrashes: func(crashed []step.PluginCrash, called func(string) bool) { n.health.Plugins.Count(crashed, called) },
 		Tracker:      c.Tracker, Control: func(job uint32) ([][]byte, error) { return n.store.JobControl(job) },

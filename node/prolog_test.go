@@ -42,7 +42,7 @@ func newScripted(t *testing.T, prolog, epilog string, change func(*Config)) *scr
 	}
 	p, e := script("prolog.sh", prolog), script("epilog.sh", epilog)
 	s.cfg = func(c *Config) {
-		c.Scripts = scripts.Config{Prolog: []string{p}, Epilog: []string{e}, StackID: func() (string, error) { return "stack", nil }}
+		c.Scripts = scripts.Config{Prolog: []string{p}, Epilog: []string{e}, StackID: func() (string, string, error) { return "stack", "", nil }}
 		c.Site.Cluster, c.Site.Partition, c.Site.SlurmConf = "golden", "p", "/etc/x.conf"
 		if change != nil {
 			change(c)
@@ -153,7 +153,7 @@ func TestStackWithoutHooks(t *testing.T) {
 	id := "one"
 	s := newScripted(t, "", "", func(c *Config) {
 		c.Scripts.Prolog, c.Scripts.Epilog = nil, nil
-		c.Scripts.StackID = func() (string, error) { return id, nil }
+		c.Scripts.StackID = func() (string, string, error) { return id, "", nil }
 	})
 	run := func(want ...string) {
 		t.Helper()

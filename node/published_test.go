@@ -2,18 +2,22 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"reflect"
+	"slices"
+	"sync"
 	"testing"
 
 	"stepd/api"
+	"stepd/step"
 )
 
 // TestPublished: the file beside the socket is the last answer to "config", and goes with noded.
 func TestPublished(t *testing.T) {
 	digest, broken := "first", error(nil)
 	dir := t.TempDir()
-	tn := start(t, dir, func(c *Config) { c.StackDigest = func() (string, error) { return digest, broken } })
+	tn := start(t, dir, func(c *Config) { c.Stack = func() (Stack, error) { return Stack{Digest: digest}, broken } })
 	client, _ := serveAs(t, tn, always(1000))
 	at := &api.Client{Socket: tn.spool.Socket()}
 	if r, err := at.Published(); err == nil {
@@ -49,5 +53,77 @@ func TestPublished(t *testing.T) {
 	defer tn.stop()
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a killed noded's file: %v", err)
+	}
+}
+
+// TestKeptStacks: a job keeps the plugin stack with which it began, its steps and its epilog are
+// told so, clients read which jobs these are, the log has it once for each change, and a copy goes
+// with the last job that needs it.
+func TestKeptStacks(t *testing.T) {
+	var mu sync.Mutex
+	digest, failed := "one", error(nil)
+	now := func() (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return digest, failed
+	}
+	change := func(to string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		digest, failed = to, err
+	}
+	s := newScripted(t, "", "", func(c *Config) {
+		c.Scripts.Prolog, c.Scripts.Epilog = nil, nil
+		c.Scripts.StackID = func() (string, string, error) {
+			d, err := now()
+			return "", d, err
+		}
+		c.Stack = func() (Stack, error) {
+			d, err := now()
+			return Stack{Digest: d, Copy: func() ([]byte, os.FileMode, error) { return []byte(d), 0o644, nil }}, err
+		}
+	})
+	kept := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, k := range (machine{s.Node}).ClientConfig().JobStacks {
+			text, err := os.ReadFile(k.File)
+			if err != nil {
+				t.Error(err)
+			}
+			got = append(got, fmt.Sprintf("%d %s", k.JobID, text))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("jobs with a stack of their own: %q, want %q", got, want)
+		}
+	}
+	first := s.run(1000, s.control(request("wait")))
+	kept()
+	change("two", nil)
+	kept("1 one")
+	kept("1 one")
+	second := s.run(1000, s.control(request("wait")))
+	change("broken", errors.New("a loop"))
+	kept("1 one", "2 two")
+	change("three", nil)
+	third := s.run(1000, s.control(request("wait")))
+	kept("1 one", "2 two")
+	for _, id := range []step.ID{first, second, third} {
+		if err := s.cancel(id); err != nil {
+			t.Error(err)
+		}
+		s.wait(id)
+	}
+	s.idle()
+	kept()
+	change("four", nil)
+	s.wait(s.run(1000, s.control(request("exit", "0"))))
+	s.idle()
+	change("five", nil)
+	s.wait(s.run(1000, s.control(request("exit", "0"))))
+	s.idle()
+	entries, err := os.ReadDir(s.spool.StacksDir())
+	if err != nil || len(entries) != 2 { // the present one, and the one before
+		t.Errorf("copies left: %v, %v", entries, err)
 	}
 }

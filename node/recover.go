@@ -72,6 +72,9 @@ func (n *Node) Recover(ctx context.Context) error {
 	for _, j := range ending {
 		n.work.Go(func() { n.endJob(j) })
 	}
+	if n.cfg.StackChanged != nil {
+		go machine{n}.followStack() // ends with noded's stop: it is no work of a job's
+	}
 	n.spool.SetPatience(n.cfg.SpoolTimeout)
 	return nil
 }

@@ -186,6 +186,7 @@ func (n launcher) number(spec *step.Spec, a *admission, in order) (*follower, er
 			return nil, err
 		}
 		n.reg.newJob(a, job)
+		spec.Spank = n.stackOf(spec.Spank, job.Stack)
 	} else if err := n.store.NewStepAs(want, a.job.ID, &rec); err != nil {
 		return nil, err
 	}
@@ -237,7 +238,7 @@ func (n launcher) jobOf(spec *step.Spec) state.Job {
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
-		Array: spec.Array, Restarts: spec.RestartCount,
+		Array: spec.Array, Restarts: spec.RestartCount, Stack: machine{n.Node}.keepStack(),
 	}
 	if spec.TimeLimitS > 0 {
 		j.Limit(time.Duration(spec.TimeLimitS)*time.Second, n.cfg.clock, n.boot)

@@ -191,6 +191,7 @@ func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Sp
 	if a.job != nil {
 		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
+		s.Spank = n.stackOf(s.Spank, a.job.Stack)
 		a.job.limitTime(s, n.cfg.clock.Now())
 	}
 	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.places.localGres()})

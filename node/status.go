@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -111,6 +112,9 @@ type publishedConfig struct {
 
 	mu   sync.Mutex
 	last []byte // guarded by mu: what the file has
+
+	kept string // guarded by mu: the digest of the stack of which a copy was written last
+	told string // guarded by mu: the digest of the stack that was published last
 }
 
 // put publishes an answer. One without a digest is of no use to a client, which must ask again.
@@ -160,15 +164,129 @@ func (n machine) ClientConfig() *api.ConfigReply {
 		AllowReleases: spank.AllowReleases, HookTimeoutS: spank.HookTimeoutS, SpankStrict: spank.Strict, SlurmConf: c.Site.SlurmConf,
 		RequireSafe: spank.RequireSafe, InteractiveStep: c.InteractiveStep,
 	}
-	if c.StackDigest != nil {
-		digest, err := c.StackDigest()
-		reply.PlugstackDigest = digest
+	if c.Stack != nil {
+		stack, err := c.Stack()
+		reply.PlugstackDigest = stack.Digest
 		if err != nil {
 			reply.PlugstackError = err.Error()
 		}
+		reply.JobStacks = n.keptStacks(stack.Digest)
 	}
 	n.published.put(reply)
 	return reply
+}
+
+// Stack is a plugin stack as it was read.
+type Stack struct {
+	Digest string
+	// Copy is what a step reads of it when its file has changed, and the mode of the file to
+	// put that into.
+	Copy func() (doc []byte, mode os.FileMode, err error)
+}
+
+// keepStack returns the digest of the plugin stack with which a job begins now, of which a copy
+// is kept for its steps and its epilog. "" is a stack that cannot be read or kept: each step
+// then reads what there is.
+func (n machine) keepStack() string {
+	if n.cfg.Stack == nil {
+		return ""
+	}
+	stack, err := n.cfg.Stack()
+	if err != nil {
+		return "" // loading it reports what is wrong
+	}
+	p := &n.published
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kept == stack.Digest {
+		return stack.Digest
+	}
+	if err = n.writeStack(stack); err != nil {
+		n.log.Warnf("jobs that begin now will notice changes of the plugin stack: %v", err)
+		return ""
+	}
+	n.sweepStacks(stack.Digest, p.kept)
+	p.kept = stack.Digest
+	return stack.Digest
+}
+
+func (n machine) writeStack(stack Stack) error {
+	doc, mode, err := stack.Copy()
+	if err != nil {
+		return err
+	}
+	return linux.WriteWhole(n.spool.Stack(stack.Digest), false, func(w io.Writer) error {
+		_, err := w.Write(doc)
+		return errors.Join(err, w.(*os.File).Chmod(mode))
+	})
+}
+
+// sweepStacks removes the copies that no job needs. A job that begins now is not among the jobs
+// yet: young is what it may have.
+func (n machine) sweepStacks(young ...string) {
+	for _, j := range n.reg.all() {
+		young = append(young, j.Stack)
+	}
+	entries, err := os.ReadDir(n.spool.StacksDir())
+	for _, e := range entries {
+		if !slices.Contains(young, e.Name()) {
+			err = errors.Join(err, os.Remove(n.spool.Stack(e.Name())))
+		}
+	}
+	if err != nil {
+		n.log.Warnf("cannot remove old plugin stacks: %v", err)
+	}
+}
+
+// keptStacks lists the jobs that began with another plugin stack than the present one, and says
+// once of each change that there are some.
+func (n machine) keptStacks(present string) (kept []api.JobStack) {
+	for _, j := range n.reg.all() {
+		if j.Stack != "" && j.Stack != present {
+			kept = append(kept, api.JobStack{JobID: j.ID, File: n.spool.Stack(j.Stack)})
+		}
+	}
+	slices.SortFunc(kept, func(a, b api.JobStack) int { return cmp.Compare(a.JobID, b.JobID) })
+	p := &n.published
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(kept) > 0 && p.told != present {
+		n.log.Warnf("the plugin stack has changed: %d running jobs keep the one with which they began, and their steps and epilogs use it", len(kept))
+	}
+	p.told = present
+	return kept
+}
+
+// dropStack is called when a job that began with the stack of that digest is gone: its number may
+// come again, and clients are not to read its stack then.
+func (n machine) dropStack(digest string) {
+	n.published.mu.Lock()
+	old := n.published.told != "" && digest != n.published.told
+	n.published.mu.Unlock()
+	if old {
+		n.ClientConfig()
+	}
+}
+
+// followStack publishes the plugin stack anew when it has changed, until noded stops.
+func (n machine) followStack() {
+	for {
+		select {
+		case <-n.cfg.StackChanged:
+			n.ClientConfig()
+		case <-n.stopping:
+			return
+		}
+	}
+}
+
+// stackOf is conf for a step of a job that began with the stack of that digest, and for its prolog
+// and epilog.
+func (n *Node) stackOf(conf step.SpankConf, digest string) step.SpankConf {
+	if conf.Digest = digest; digest != "" {
+		conf.Kept = n.spool.Stack(digest)
+	}
+	return conf
 }
 
 // Meter gets the node's events, for figures over time. Its methods are called

@@ -42,8 +42,9 @@ const plugstackEvents = unix.IN_CLOSE_WRITE | unix.IN_CREATE | unix.IN_DELETE | 
 // whenever one of its files or directories has changed, reports each finding
 // once, and has the stack ready for the node document.
 type Plugstack struct {
-	config lint.Config
-	log    *logrus.Logger
+	config  lint.Config
+	log     *logrus.Logger
+	changed chan struct{} // has a word where the stack may have changed
 
 	mu     sync.Mutex
 	report *lint.Report    // guarded by mu; nil before the first check
@@ -57,7 +58,7 @@ type Plugstack struct {
 // gives no watch, that is a fallback, and the stack is checked on
 // request.
 func WatchPlugstack(config lint.Config, log *logrus.Logger) (*Plugstack, []node.Fallback) {
-	p := &Plugstack{config: config, log: log, told: map[string]bool{}}
+	p := &Plugstack{config: config, log: log, told: map[string]bool{}, changed: make(chan struct{}, 1)}
 	report := p.current()
 	events, err := p.watch(report)
 	if err != nil {
@@ -88,6 +89,10 @@ func (p *Plugstack) current() *lint.Report {
 	if p.report == nil || p.report.Stale() {
 		p.report = lint.Check(p.config)
 		p.tell()
+		select {
+		case p.changed <- struct{}{}:
+		default: // it has one
+		}
 	}
 	return p.report
 }
@@ -226,20 +231,21 @@ type stackID struct {
 	at   string   // guarded by mu: how the sources looked
 	from []string // guarded by mu: all files that count
 	id   string   // guarded by mu
+	sum  string   // guarded by mu: the digest of the stack's files
 }
 
 // ID implements scripts.Config.StackID.
-func (s *stackID) ID() (string, error) {
+func (s *stackID) ID() (id, digest string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.from != nil && look(s.from) == s.at {
-		return s.id, nil
+		return s.id, s.sum, nil
 	}
 	for range stackReads {
 		stack, err := spank.ReadStack(s.file, s.dirs)
 		if err != nil {
 			s.from = nil
-			return "", err
+			return "", "", err
 		}
 		from := slices.Clone(stack.Sources)
 		for _, p := range stack.Plugins {
@@ -248,18 +254,18 @@ func (s *stackID) ID() (string, error) {
 		at := look(from)
 		// What changed between the reading and the looking shows in a second one.
 		again, err := spank.ReadStack(s.file, s.dirs)
-		if err != nil || describe(again) != describe(stack) {
+		if err != nil || again.Digest != stack.Digest || describe(again) != describe(stack) {
 			s.from = nil
 			continue
 		}
-		s.at, s.from, s.id = at, append([]string{}, from...), ""
+		s.at, s.from, s.id, s.sum = at, append([]string{}, from...), "", stack.Digest
 		if len(stack.Plugins) > 0 {
 			sum := sha256.Sum256([]byte(describe(stack) + at))
 			s.id = hex.EncodeToString(sum[:])
 		}
-		return s.id, nil
+		return s.id, s.sum, nil
 	}
-	return "", fmt.Errorf("cannot read plugin stack %q: it changes all the time", s.file)
+	return "", "", fmt.Errorf("cannot read plugin stack %q: it changes all the time", s.file)
 }
 
 // stackReads bounds how often a stack is read that changes meanwhile.
@@ -304,7 +310,7 @@ type Slurmd struct {
 // is left out.
 func StartSlurmd(s *Site, log *logrus.Logger, n *node.Node) (*Slurmd, error) {
 	conf := s.spank()
-	id, _ := n.Scripts().StackID() // what is wrong with the stack is said below
+	id, _, _ := n.Scripts().StackID() // what is wrong with the stack is said below
 	stack, err := spank.StackOf(conf)
 	if err != nil {
 		return nil, err

@@ -193,7 +193,7 @@ func TestStackID(t *testing.T) {
 	s := &stackID{file: file}
 	id := func() string {
 		t.Helper()
-		got, err := s.ID()
+		got, _, err := s.ID()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +259,7 @@ func BenchmarkStackID(b *testing.B) {
 	}
 	s := &stackID{file: file}
 	for b.Loop() {
-		if id, err := s.ID(); err != nil || id == "" {
+		if id, _, err := s.ID(); err != nil || id == "" {
 			b.Fatal(id, err)
 		}
 	}

@@ -69,7 +69,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 
 		Users: lookup.New(spankhost), Tracker: tracker, Containers: containers, ContainerType: containerType,
 		LeftUsage: s.leftUsage(tracker),
-		Plugins:   plugins.document, StackDigest: s.stackDigest, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
+		Plugins:   plugins.document, Stack: s.stack, StackChanged: plugins.changed, QuarantineAfter: s.conf.Stepd.QuarantineAfter,
 		DebugFlags: s.conf.DebugFlags, MPIDefault: s.conf.MpiDefault, MPITypes: mpi.Names(), Scripts: s.scripts(),
 	}
 	s.rules(&cfg)
@@ -167,11 +167,11 @@ func (s *Site) Lint() lint.Config {
 	}
 }
 
-// stackDigest reads the stack as root, who gets a lease on it: what clients that
+// stack reads the stack as root, who gets a lease on it: its digest is what clients that
 // cannot see a writer compare their reading with.
-func (s *Site) stackDigest() (string, error) {
+func (s *Site) stack() (node.Stack, error) {
 	stack, err := spank.ReadStack(s.conf.PlugStackConfig, s.conf.PluginDir)
-	return stack.Digest, err
+	return node.Stack{Digest: stack.Digest, Copy: stack.Copy}, err
 }
 
 // stackProblems are the findings about the plugin stack, for --check.

@@ -2,10 +2,12 @@ package spank
 
 import (
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash"
 	"hash/fnv"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -343,14 +345,93 @@ func (s Stack) Unsafe() []Problem {
 	return out
 }
 
-// StackOf reads the stack as a step has to: with RequireSafe, if the node wants
-// that.
+// StackOf reads the stack as a step has to: the one with which its job began, and with
+// RequireSafe, if the node wants that.
 func StackOf(conf step.SpankConf) (Stack, error) {
 	stack, err := ReadStack(conf.Plugstack, conf.PluginDirs)
+	if conf.Plugstack != "" && conf.Kept != "" && (err != nil || stack.Digest != conf.Digest) {
+		// After a reboot there is no copy, and no step of the job either: its epilog is left.
+		if kept, kerr := readCopy(conf.Kept); !errors.Is(kerr, os.ErrNotExist) {
+			stack, err = kept, kerr
+		}
+	}
 	if err == nil && conf.RequireSafe {
 		err = stack.RequireSafe()
 	}
 	return stack, err
+}
+
+// Copy is what StackOf reads of a stack that is kept, and the mode of its file: users may read
+// it who can read the files of the stack.
+func (s Stack) Copy() (doc []byte, mode os.FileMode, err error) {
+	mode = 0o644
+	for _, file := range s.Files {
+		for _, p := range Way(file) {
+			if info, err := os.Stat(p); err != nil || info.Mode()&0o004 == 0 && (p == file || info.Mode()&0o001 == 0) {
+				mode = 0o600
+			}
+		}
+	}
+	k := keptStack{Files: step.Raw(s.Files)}
+	for _, p := range s.Plugins {
+		k.Plugins = append(k.Plugins, keptPlugin{[]byte(p.Path), p.Required, step.Raw(p.Args), []byte(p.File), p.Line})
+	}
+	doc, err = json.Marshal(k)
+	return doc, mode, err
+}
+
+// keptStack is a stack in a file. Names and words are any bytes.
+type keptStack struct {
+	Plugins []keptPlugin `json:"plugins"`
+	Files   [][]byte     `json:"files"`
+}
+
+type keptPlugin struct {
+	Path     []byte   `json:"path"`
+	Required bool     `json:"required"`
+	Args     [][]byte `json:"args"`
+	File     []byte   `json:"file"`
+	Line     int      `json:"line"`
+}
+
+func words(raw [][]byte) (out []string) {
+	for _, w := range raw {
+		out = append(out, string(w))
+	}
+	return out
+}
+
+// copyMax bounds a copy: paths, lines and quotes are beside the words of the files.
+const copyMax = 8 * stackTotalMax
+
+// readCopy reads what Copy has made. Its plugins are loaded: none but root, or the caller, may
+// have written it.
+func readCopy(path string) (s Stack, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return s, fmt.Errorf("cannot read the plugin stack with which the job began: %w", err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return s, fmt.Errorf("cannot stat %q: %w", path, err)
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFREG || st.Mode&0o022 != 0 || st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+		return s, fmt.Errorf("cannot use %q: it is no file that only root may write", path)
+	}
+	doc, err := io.ReadAll(io.LimitReader(f, copyMax))
+	var k keptStack
+	if err == nil {
+		err = json.Unmarshal(doc, &k)
+	}
+	if err != nil {
+		return s, fmt.Errorf("cannot read the plugin stack with which the job began: %q: %w", path, err)
+	}
+	s.Files = words(k.Files)
+	for _, p := range k.Plugins {
+		s.Plugins = append(s.Plugins, Plugin{Path: string(p.Path), Required: p.Required, Args: words(p.Args), File: string(p.File), Line: p.Line})
+	}
+	return s, nil
 }
 
 // RequireSafe fails when Unsafe finds anything (RequireSafePlugins=yes of

@@ -1,9 +1,12 @@
 package spank
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"stepd/step"
 	"strings"
 	"syscall"
 	"testing"
@@ -419,5 +422,81 @@ func FuzzReadStack(f *testing.F) {
 				t.Fatalf("a control character in %q", p.Text)
 			}
 		}
+	})
+}
+
+// TestStackCopy: a copy is the stack that it was made of, byte by byte, for those who may read the
+// files; StackOf takes it where the file is another one now, or cannot be read, and only where none
+// but root or the caller could write it.
+func TestStackCopy(t *testing.T) {
+	dir := t.TempDir()
+	file, kept := filepath.Join(dir, "plugstack.conf"), filepath.Join(dir, "kept")
+	put := func(path, text string, mode os.FileMode) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(file, "required /a.so one \xff\xfe two\noptional b.so\n", 0o644)
+	begun, err := ReadStack(file, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, mode, err := begun.Copy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(kept, string(doc), 0o600)
+	if st, err := os.Stat(filepath.Dir(dir)); err == nil && st.Mode()&0o001 == 0 && mode != 0o600 {
+		t.Errorf("the way to the file is closed to users, and the copy has mode %v", mode)
+	}
+	put(file, "required /a.so one \xff\xfe two\noptional b.so\n", 0o600)
+	if _, mode, err := begun.Copy(); mode != 0o600 || err != nil {
+		t.Errorf("a file for root alone: its copy has mode %v, %v", mode, err)
+	}
+	conf := step.SpankConf{Plugstack: file, Digest: begun.Digest, Kept: kept}
+	want := begun.Plugins
+	for _, now := range []string{"required /c.so\n", "include plugstack.conf\n", ""} {
+		put(file, now, 0o644)
+		got, err := StackOf(conf)
+		if err != nil || fmt.Sprintf("%+v", got.Plugins) != fmt.Sprintf("%+v", want) || !slices.Equal(got.Files, begun.Files) {
+			t.Errorf("the file is %q now: %+v, %v, want %+v", now, got, err, want)
+		}
+	}
+	put(file, "required /c.so\n", 0o644)
+	for name, c := range map[string]step.SpankConf{
+		"no copy (after a reboot)": {Plugstack: file, Digest: begun.Digest, Kept: kept + ".gone"},
+		"a job of an older noded":  {Plugstack: file},
+	} {
+		if got, err := StackOf(c); err != nil || len(got.Plugins) != 1 || got.Plugins[0].Path != "/c.so" {
+			t.Errorf("%s: %+v, %v, want the present stack", name, got.Plugins, err)
+		}
+	}
+	if got, err := StackOf(step.SpankConf{Digest: begun.Digest, Kept: kept}); err != nil || len(got.Plugins) != 0 {
+		t.Errorf("a step without plugins has %+v, %v", got.Plugins, err)
+	}
+	for name, spoil := range map[string]func(){
+		"others may write it": func() { put(kept, string(doc), 0o622) },
+		"half a copy":         func() { put(kept, string(doc[:len(doc)/2]), 0o600) },
+		"a directory":         func() { os.Remove(kept); os.Mkdir(kept, 0o700) },
+		"a link":              func() { os.Remove(kept); os.Symlink(file, kept) },
+	} {
+		os.RemoveAll(kept)
+		spoil()
+		if got, err := StackOf(conf); err == nil || len(got.Plugins) != 0 {
+			t.Errorf("%s: %+v, %v, want an error", name, got.Plugins, err)
+		}
+	}
+}
+
+// FuzzStackCopy: whatever a file of a copy has, it is a stack or an error.
+func FuzzStackCopy(f *testing.F) {
+	f.Add([]byte(`{"plugins":[{"path":"L2Euc28=","required":true,"args":["eA=="],"file":"L2Y=","line":3}],"files":["L2Y="]}`))
+	path := filepath.Join(f.TempDir(), "kept")
+	f.Fuzz(func(t *testing.T, doc []byte) {
+		if err := os.WriteFile(path, doc, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = readCopy(path)
 	})
 }

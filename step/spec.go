@@ -191,6 +191,10 @@ type SpankConf struct {
 	// Plugstack is the file; empty means that there is none.
 	Plugstack  string   `json:"plugstack,omitempty"`
 	PluginDirs []string `json:"plugin_dirs,omitempty"`
+	// Digest is the stack's with which the job began, "" is not known, and Kept is a copy of
+	// that stack: it counts where the file has changed since.
+	Digest string `json:"digest,omitempty"`
+	Kept   string `json:"kept,omitempty"`
 	// AllowReleases lists further releases to accept ("20.11", "any").
 	AllowReleases []string `json:"allow_releases,omitempty"`
 	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.

@@ -1,7 +1,9 @@
 package options
 
 import (
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -14,12 +16,18 @@ type Peeked struct {
 	Standalone bool   // --standalone
 	Help       bool   // --help or -h
 	Topic      string // an option whose value is "help"
+	Job        uint32 // --jobid, else of $SLURM_JOB_ID; 0: none
 }
 
 // Peek reads the options that are known. Behind a long option that is not, a
 // word that begins with a dash is the next option; at any other it stops: that
 // may be the option's argument or the command.
 func Peek(c *cobra.Command, args []string) (seen Peeked) {
+	job := os.Getenv("SLURM_JOB_ID")
+	defer func() {
+		n, _ := strconv.ParseUint(job, 10, 32) // what is no number is refused when the options are parsed
+		seen.Job = uint32(n)
+	}()
 	for i := 0; i < len(args); i++ {
 		word, long := strings.CutPrefix(args[i], "--")
 		switch {
@@ -51,6 +59,8 @@ func Peek(c *cobra.Command, args []string) (seen Peeked) {
 		switch name {
 		case "socket":
 			seen.Socket = text
+		case "jobid":
+			job = text
 		case "standalone":
 			seen.Standalone = text == "true"
 		default:

@@ -20,10 +20,14 @@ func runVerb() *cobra.Command {
 
 func TestPeek(t *testing.T) {
 	c := runVerb()
+	t.Setenv("SLURM_JOB_ID", "")
 	for _, tt := range []struct {
 		args string
 		want Peeked
 	}{
+		{"--jobid=7 -n 2 prog", Peeked{Job: 7}},
+		{"--jobid 7 prog --jobid 8", Peeked{Job: 7}},
+		{"--jobid x prog", Peeked{}},
 		{"--socket X -n 2 prog", Peeked{Socket: "X"}},
 		{"--socket=X --standalone prog", Peeked{Socket: "X", Standalone: true}},
 		{"-n 2 --socket X prog", Peeked{Socket: "X"}},

@@ -64,9 +64,9 @@ type given struct {
 // Load reads the node's plugin stack as the caller, loads it and calls
 // slurm_spank_init. ctx bounds the questions to noded alone; hold is given the session, so
 // that a signal ends it. An error was printed already where exitError says so.
-func Load(ctx context.Context, client *api.Client, c spank.Context, hold func(*spank.Session)) (*Host, error) {
+func Load(ctx context.Context, client *api.Client, c spank.Context, job uint32, hold func(*spank.Session)) (*Host, error) {
 	p := &Host{context: c, values: make(map[int][]byte), Env: os.Environ()}
-	conf, stack, err := NodeStack(ctx, client)
+	conf, stack, err := NodeStack(ctx, client, job)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func Load(ctx context.Context, client *api.Client, c spank.Context, hold func(*s
 // it prints nothing, and each hook may take as long as patience. It is nil where nothing can
 // be loaded; the caller closes it.
 func Offered(ctx context.Context, client *api.Client, c spank.Context, patience time.Duration) *Host {
-	conf, stack, err := NodeStack(ctx, client)
+	conf, stack, err := NodeStack(ctx, client, 0)
 	if err != nil || len(stack.Plugins) == 0 {
 		return nil
 	}
@@ -528,11 +528,14 @@ const stackTries = 10
 // report to a user that a process is writing a file; it reports it to noded, whose digest of
 // a stack that it has read whole must equal ours: the digest that noded has published, or, where
 // the files have changed since, the one that it takes for this call.
-func NodeStack(ctx context.Context, client *api.Client) (*api.ConfigReply, spank.Stack, error) {
+//
+// A running job keeps the stack with which it began: job is the one that a step is to be of, 0 is
+// none.
+func NodeStack(ctx context.Context, client *api.Client, job uint32) (*api.ConfigReply, spank.Stack, error) {
 	var none spank.Stack
 	if conf, err := client.Published(); err == nil {
-		if stack, err := readStack(conf); err == nil && stack.Digest == conf.PlugstackDigest {
-			return conf, stack, nil
+		if stack, kept, err := readStack(conf, job); kept || err == nil && stack.Digest == conf.PlugstackDigest {
+			return conf, stack, err
 		}
 	}
 	for range stackTries {
@@ -540,11 +543,11 @@ func NodeStack(ctx context.Context, client *api.Client) (*api.ConfigReply, spank
 		if err != nil {
 			return nil, none, err
 		}
-		if conf.PlugstackError != "" {
+		stack, kept, err := readStack(conf, job)
+		if conf.PlugstackError != "" && !kept {
 			return nil, none, errors.New(conf.PlugstackError)
 		}
-		stack, err := readStack(conf)
-		if err == nil && stack.Digest != conf.PlugstackDigest {
+		if err == nil && !kept && stack.Digest != conf.PlugstackDigest {
 			continue
 		}
 		return conf, stack, err
@@ -552,11 +555,14 @@ func NodeStack(ctx context.Context, client *api.Client) (*api.ConfigReply, spank
 	return nil, none, errors.New("cannot read the node's plugin stack: what is read here is not what noded reads; it is being changed, or this process sees other files than noded")
 }
 
-// readStack reads the stack that the configuration names.
-func readStack(conf *api.ConfigReply) (spank.Stack, error) {
-	stack, err := spank.ReadStack(conf.Plugstack, conf.PluginDirs)
-	if err == nil && conf.RequireSafe {
-		err = stack.RequireSafe()
+// readStack reads the stack that the configuration names, or the one that the job has kept.
+func readStack(conf *api.ConfigReply, job uint32) (stack spank.Stack, kept bool, err error) {
+	read := step.SpankConf{Plugstack: conf.Plugstack, PluginDirs: conf.PluginDirs, RequireSafe: conf.RequireSafe}
+	for _, j := range conf.JobStacks {
+		if j.JobID == job {
+			read.Kept, kept = j.File, true
+		}
 	}
-	return stack, err
+	stack, err = spank.StackOf(read)
+	return stack, kept, err
 }

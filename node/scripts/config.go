@@ -29,8 +29,9 @@ type Config struct {
 	// Unsafe returns why a program is not root's alone; a nil function trusts every program.
 	Unsafe func(path string) error
 	// StackID names the plugin stack as it is now: the text changes with the
-	// stack and with the plugins' files, and is "" for a stack without plugins. Required.
-	StackID func() (string, error)
+	// stack and with the plugins' files, and is "" for a stack without plugins. digest is of
+	// the stack's files alone. Required.
+	StackID func() (id, digest string, err error)
 }
 
 // kind is prolog or epilog.

@@ -32,6 +32,7 @@ var moves = map[state][]state{waiting: {running, passed}, running: {passed, fail
 // NewJob.
 type Job struct {
 	id    uint32
+	stack string        // the digest of its plugin stack; "" is not known
 	ended chan struct{} // closed when the prolog has passed or failed
 
 	mu      sync.Mutex
@@ -42,8 +43,11 @@ type Job struct {
 	placed  bool          // guarded by mu: the scripts have a place, which is to be removed
 }
 
-// NewJob returns the scripts' part of a job whose prolog has not begun.
-func NewJob(id uint32) *Job { return &Job{id: id, state: waiting, ended: make(chan struct{})} }
+// NewJob returns the scripts' part of a job whose prolog has not begun; stack is the digest of
+// the plugin stack with which the job began, "" is not known.
+func NewJob(id uint32, stack string) *Job {
+	return &Job{id: id, stack: stack, state: waiting, ended: make(chan struct{})}
+}
 
 // Place is the place of the job's scripts: what they leave behind lives as long as the job.
 func (j *Job) Place() step.ID { return step.ID{Job: j.id, Step: PlaceID} }

@@ -58,9 +58,9 @@ type Runner struct {
 	// be "".
 	NodeName, Cluster, Partition, SlurmConf, Socket string
 
-	// Spank is the plugin stack. `stepd spank` calls its hooks: StepdPath with StepdEnv and,
-	// as standard error, what StepdLog returns.
-	Spank     step.SpankConf
+	// Spank is the plugin stack of a job that began with the one of that digest. `stepd spank`
+	// calls its hooks: StepdPath with StepdEnv and, as standard error, what StepdLog returns.
+	Spank     func(digest string) step.SpankConf
 	StepdPath string
 	StepdEnv  []string
 	StepdLog  func() (*child.Stderr, *os.File, error)
@@ -136,12 +136,12 @@ func (r *Runner) LearnStack(id string, hooks []string) {
 	r.hooks.id, r.hooks.hooks = id, hooks
 }
 
-// hasHook reports whether a plugin may have to be called, and what the stack's
+// hasHook reports whether a plugin of the job's stack may have to be called, and what the stack's
 // name was then.
-func (r *Runner) hasHook(hook string) (may bool, id string) {
-	id, err := r.StackID()
-	if err != nil {
-		return true, "" // loading the stack reports what is wrong
+func (r *Runner) hasHook(j *Job, hook string) (may bool, id string) {
+	id, digest, err := r.StackID()
+	if err != nil || j.stack != "" && j.stack != digest {
+		return true, "" // loading the job's own stack tells
 	}
 	if id == "" {
 		return false, ""
@@ -154,23 +154,23 @@ func (r *Runner) hasHook(hook string) (may bool, id string) {
 }
 
 // owes reports whether anything is to be run.
-func (r *Runner) owes(k kind) bool {
+func (r *Runner) owes(j *Job, k kind) bool {
 	if len(r.patterns(k)) > 0 {
 		return true
 	}
-	may, _ := r.hasHook(k.hook)
+	may, _ := r.hasHook(j, k.hook)
 	return may
 }
 
-// OwesEpilog reports whether the end of a job has anything to run.
-func (r *Runner) OwesEpilog() bool { return r.owes(epilog()) }
+// OwesEpilog reports whether the end of the job has anything to run.
+func (r *Runner) OwesEpilog(j *Job) bool { return r.owes(j, epilog()) }
 
 // AwaitsProlog reports whether a step of the job has to run the prolog, or to
 // wait for it. Where nothing is to be run now, nothing will be for this job.
 func (r *Runner) AwaitsProlog(j *Job) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.state == waiting && !r.owes(prolog()) {
+	if j.state == waiting && !r.owes(j, prolog()) {
 		_ = j.moveLocked(passed, nil) // a legal move
 	}
 	return j.state != passed
@@ -232,7 +232,7 @@ func (r *Runner) run(j *Job, f Facts, k kind, more []string) error {
 	env := r.scriptEnv(j, f, k, control, more)
 	begin := time.Now()
 	var errs []error
-	if may, stack := r.hasHook(k.hook); may {
+	if may, stack := r.hasHook(j, k.hook); may {
 		errs = append(errs, r.callPlugins(ctx, j, f, k, env, control, stack))
 	}
 	paths, err := r.paths(k)
@@ -349,7 +349,7 @@ func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env [
 	ctx, cancel := r.bounded(ctx)
 	defer cancel()
 	doc := stepapi.JobScript{
-		Schema: step.Schema, JobID: j.id, User: f.User, NodeName: r.NodeName, Spank: r.Spank,
+		Schema: step.Schema, JobID: j.id, User: f.User, NodeName: r.NodeName, Spank: r.Spank(j.stack),
 		Env: make([][]byte, len(env)), JobControl: control,
 	}
 	doc.Spank.Quarantined = r.Quarantined()
@@ -387,7 +387,7 @@ func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env [
 	res, rerr := readResult(answer)
 	if rerr == nil {
 		r.CountCrashes(res.Crashes, func(hook string) bool { return hook == k.hook })
-		if res.Hooks != nil {
+		if res.Hooks != nil && stack != "" {
 			r.LearnStack(stack, res.Hooks)
 		}
 	}

@@ -127,7 +127,7 @@ func TestMoves(t *testing.T) {
 	legal := map[state][]state{waiting: {running, passed}, running: {passed, failed}}
 	for _, from := range all {
 		for _, to := range all {
-			j := NewJob(7)
+			j := NewJob(7, "")
 			j.state = from
 			if err := j.moveLocked(to, nil); (err == nil) != slices.Contains(legal[from], to) {
 				t.Errorf("from %s to %s: %v", from, to, err)

@@ -172,6 +172,8 @@ type Layout struct {
 
 func (l Layout) StepsDir() string             { return filepath.Join(l.Run, "steps") }
 func (l Layout) SocketName(id step.ID) string { return id.String() + ".sock" }
+func (l Layout) StacksDir() string            { return filepath.Join(l.Run, "stacks") }
+func (l Layout) Stack(digest string) string   { return filepath.Join(l.StacksDir(), digest) }
 func (l Layout) PMIxDir() string              { return filepath.Join(l.Run, "pmix") }
 func (l Layout) Socket() string               { return filepath.Join(l.Run, "noded.sock") }
 func (l Layout) Published() string            { return filepath.Join(l.Run, api.PublishedName) }
@@ -192,7 +194,7 @@ func (l Layout) Make() error {
 		path string
 		mode os.FileMode
 	}{
-		{l.Run, 0o755}, {l.StepsDir(), 0o755},
+		{l.Run, 0o755}, {l.StepsDir(), 0o755}, {l.StacksDir(), 0o755},
 		{l.Dir, 0o711}, {l.ResultsDir(), 0o700}, {l.EventsDir(), 0o700}, {l.OutputDir(), 0o700}, {l.ScriptsDir(), 0o711},
 	} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {

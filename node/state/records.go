@@ -47,6 +47,9 @@ type Job struct {
 	// the controller's word.
 	Array    *step.ArrayTask `json:"array,omitempty"`
 	Restarts uint32          `json:"restarts,omitempty"`
+	// Stack is the digest of the plugin stack with which the job began, "" where that could not
+	// be read.
+	Stack string `json:"stack,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []Name `json:"names,omitempty"`
 }
