@@ -69,6 +69,9 @@ func TestRootPluginLife(t *testing.T) {
 				}
 			}
 		}
+		if strings.Index(all, "0 a constructor\n") > strings.Index(all, "0 a init()\n") {
+			t.Errorf("init() came before the constructor:\n%s", all)
+		}
 		must(t, os.Truncate(marks, 0))
 	}
 	must(t, os.Truncate(marks, 0))

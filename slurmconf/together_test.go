@@ -53,6 +53,7 @@ func TestWrongValues(t *testing.T) {
 		{"slurm.conf", "", "TaskPluginParam", "autobind=boards", `"autobind=boards" is not known` + bind},
 		{"slurm.conf", "", "TaskPluginParam", "autobind", `"autobind" is not known` + bind},
 		{"slurm.conf", "", "TaskPluginParam", "verbose=1", `"verbose=1" is not known` + bind},
+		{"slurm.conf", "", "JobContainerType", "job_container/cncu", "not available; write one of none, tmpfs, linux"},
 		{"slurm.conf", "", "ProctrackType", "proctrack/sgi_job", "not available; write one of cgroup, linuxproc, pgid"},
 		{"slurm.conf", "", "JobAcctGatherType", "jobacct_gather/aix", "not available; write one of none, linux, cgroup"},
 		{"slurm.conf", "", "JobAcctGatherFrequency", "30s", "not a whole number; write a number from 0 to 65533"},

@@ -221,6 +221,7 @@ static void test_load_job(void)
 	has(log, "num 1 nodes 4 cpus 2 tasks 2 per_task restarts 3 batch 0 mem 8589934592\n");
 	has(log, "array 0 fffffffe limit fffffffe requeue fffe index -1 bill 1 flags 2 "
 		 "resources 0\n");
+	has(log, "lists gres 0 0 het 0 NULL required NULL -1 excluded NULL -1\n");
 	has(log, "load 13: -1 2017 No such job\n");
 	free(log);
 	log = job_log("job2302.so", "0:slurm_load_job+0 ");

@@ -39,6 +39,9 @@ static void tell(job_info_msg_t *msg)
 	slurm_info("array %u %x limit %x requeue %x index %d bill %d flags %x resources %d",
 		   j->array_job_id, j->array_task_id, j->time_limit, j->requeue, j->node_inx[0],
 		   j->billable_tres == (double)NO_VAL, j->show_flags, j->job_resrcs != NULL);
+	slurm_info("lists gres %u %d het %u %s required %s %d excluded %s %d", j->gres_detail_cnt,
+		   j->gres_detail_str != NULL, j->het_job_id, text(j->het_job_id_set),
+		   text(j->req_nodes), j->req_node_inx[0], text(j->exc_nodes), j->exc_node_inx[0]);
 }
 
 static int load(uint32_t id)
