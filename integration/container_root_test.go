@@ -170,7 +170,7 @@ func TestRootContainerOptions(t *testing.T) {
 
 // TestRootContainerFault: a BasePath in which no container can be made drains the node, with
 // the reason and what mends it: when noded starts, and with the job that finds it. A reload
-// with such a configuration is refused.
+// with such a configuration is refused. Without containers a job has the node's own view.
 func TestRootContainerFault(t *testing.T) {
 	waits(t)
 	base := filepath.Join(containerBase(t), "base")
@@ -231,6 +231,14 @@ func TestRootContainerFault(t *testing.T) {
 		}
 		must(t, os.Chmod(script, 0o755))
 		runs()
+	})
+	t.Run("none", func(t *testing.T) {
+		n.restartWith(t, "JobContainerType=job_container/none\n")
+		own, err := os.Readlink("/proc/self/ns/mnt")
+		must(t, err)
+		if r := n.ctl(t, "run", "readlink", "/proc/self/ns/mnt"); r.out != own+"\n" {
+			t.Errorf("want the node's own mount namespace, %s: %v", own, r)
+		}
 	})
 	n.checkClean(t)
 }

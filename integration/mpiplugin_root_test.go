@@ -2,6 +2,7 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -123,7 +124,7 @@ func TestRootMPIPlugin(t *testing.T) {
 			t.Errorf("got %v", r)
 		}
 	})
-	t.Run("batch and alloc", func(t *testing.T) {
+	t.Run("batch, extern and alloc", func(t *testing.T) {
 		clear()
 		n.userFile(t, "job.sh", "#!/bin/sh\necho \"<$SLURM_MPI_TYPE$TRACE_JOB>\"\n", 0o755)
 		if r := n.do(t, call{args: []string{"batch", "-W", "-o", "out", "job.sh"}, env: env()}); r.code != 0 {
@@ -136,6 +137,14 @@ func TestRootMPIPlugin(t *testing.T) {
 			_, err := os.Stat(filepath.Join(n.wd, "out"))
 			return err
 		})
+		p := n.start(t, call{args: []string{"run", "--mpi=none", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"}, env: env()})
+		n.running(t)
+		if r := n.ctlRoot(t, "adopt", fmt.Sprint(stranger(t, alice.uid, "sleep", "86400").Process.Pid)); r.code != 0 {
+			t.Fatal(r)
+		}
+		n.letGo(t)
+		p.wait(t)
+		n.idle(t)
 		if out, trace := readFile(t, filepath.Join(n.wd, "out")), readFile(t, file); out != "<>\n" || trace != "" {
 			t.Errorf("the script wrote %q, the plugin %q", out, trace)
 		}
