@@ -1,15 +1,18 @@
 package client
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
+	"text/template"
 	"time"
 
 	"stepd/api"
@@ -18,6 +21,7 @@ import (
 	"stepd/client/terminal"
 	"stepd/eventlog"
 	"stepd/explain"
+	"stepd/internal/printable"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -205,6 +209,48 @@ func PrintDocument(w io.Writer, doc any) error {
 	}
 	_, err = fmt.Fprintf(w, "%s\n", b)
 	return err
+}
+
+// Show writes a document for people, as a text/template of the folder layouts has it.
+func Show(w io.Writer, layouts fs.FS, layout string, doc any) error {
+	t, err := template.New(layout).Funcs(template.FuncMap{
+		"line":      func(room int, text string) string { return printable.Line(text, room) },
+		"text":      func(text string) string { return text }, // of a pointer, too
+		"words":     words,
+		"at":        At,
+		"required":  plugins.RequiredWord,
+		"gres":      srunopt.FormatAllocs,
+		"mb":        srunopt.FormatMB,
+		"bytesInMB": func(bytes uint64) uint64 { return bytes >> 20 },
+		"step":      func(job, number uint32) string { return step.ID{Job: job, Step: number}.Name() },
+		"time":      func(t time.Time) string { return t.Format(time.RFC3339) },
+	}).ParseFS(layouts, "layouts/"+layout)
+	if err != nil {
+		return err
+	}
+	b := bufio.NewWriter(w)
+	return errors.Join(t.Execute(b, doc), b.Flush())
+}
+
+// words are texts, and lists of them, with two blanks between; the empty ones are left out.
+func words(of ...any) string {
+	var all []string
+	for _, one := range of {
+		list, many := one.([]string)
+		if text := fmt.Sprint(one); !many && text != "" {
+			list = []string{text}
+		}
+		all = append(all, list...)
+	}
+	return strings.Join(all, "  ")
+}
+
+// At is a place in a file; line 0 is the whole of it.
+func At(file string, line int) string {
+	if line == 0 {
+		return printable.Line(file, 400)
+	}
+	return fmt.Sprintf("%s:%d", printable.Line(file, 400), line)
 }
 
 // StateWord is the state as people read it: a suspended step is

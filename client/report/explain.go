@@ -17,7 +17,6 @@ import (
 	"stepd/client/terminal"
 	"stepd/eventlog"
 	"stepd/explain"
-	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -173,12 +172,4 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	c.MarkFlagsMutuallyExclusive("svg", "json")
 	return c
-}
-
-// at is "FILE:LINE", or the file as a whole.
-func at(file string, line int) string {
-	if line == 0 {
-		return printable.Line(file, 400)
-	}
-	return fmt.Sprintf("%s:%d", printable.Line(file, 400), line)
 }
