@@ -5,8 +5,8 @@
 // It does not decide when a job begins or ends, nor what becomes of a job whose prolog fails,
 // and it kills no process that a script leaves behind: node does, with what Job.Leave returns.
 //
-// Begin with Runner.Prolog and Runner.Epilog; Job is the scripts' part of one job, and env.go
-// has the environment that they get.
+// Begin with Runner.Prolog and Runner.Epilog; Job is the scripts' part of one job, with the
+// environment that they get.
 package scripts
 
 import (

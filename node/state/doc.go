@@ -5,5 +5,5 @@
 // It does not know what runs: package node compares it with the stepds that it finds. The
 // journals, their order on disk and their repair are package store's.
 //
-// Begin with Open; NewJobAs and NewStepAs number, Finish ends. The records are in records.go.
+// Begin with Open; NewJobAs and NewStepAs number, Finish ends. The records are in jobs.go.
 package state
