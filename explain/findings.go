@@ -12,27 +12,6 @@ import (
 	"stepd/step"
 )
 
-// launchStages are the stages of a launch, in their order, and what each does. All
-// others belong to a step's end.
-func launchStages() []struct{ name, does string } {
-	return []struct{ name, does string }{
-		{"prolog", "the job's prolog runs"},
-		{"proctrack", "the step's cgroups are made"},
-		{"spankhost", "the SPANK host is started"},
-		{"load", "the plugins are loaded"},
-		{"init", "slurm_spank_init and slurm_spank_init_post_opt are called"},
-		{"mpi_prefork", "the MPI plugin prepares"},
-		{"task_pre_setuid", "the step's limits are set"},
-		{"streams", "the tasks' streams are waited for and handed over"},
-		{"user_init", "slurm_spank_user_init is called"},
-		{"fork", "the tasks are forked"},
-		{"track", "the tasks are put into their cgroups"},
-		{"task_pre_launch_priv", "the tasks are bound and limited"},
-		{"task_post_fork", "slurm_spank_task_post_fork is called"},
-		{"gate", "the tasks are started"},
-	}
-}
-
 // StageWords is what a stage of the launch does: "the plugins are loaded"; of one that
 // is not known its name.
 func StageWords(name string) string {
@@ -42,13 +21,10 @@ func StageWords(name string) string {
 	return "stage " + name
 }
 
+// stageDoes is what a stage of the launch does; all others belong to a step's end.
 func stageDoes(name string) (does string, ofLaunch bool) {
-	for _, s := range launchStages() {
-		if s.name == name {
-			return s.does, true
-		}
-	}
-	return "", false
+	does = hint("stage", func(stage string) bool { return stage == name })
+	return does, does != ""
 }
 
 // stage is where the launch stands or has stopped.
@@ -189,18 +165,15 @@ func programOf(object string) string {
 }
 
 func startHint(k startFailure) string {
-	if k.why != "" {
-		for _, h := range whyHints {
-			if strings.Contains(k.why, h.words) {
-				return h.hint
-			}
-		}
+	exec := hint("exec", func(name string) bool { return k.stage == "exec" && unix.ErrnoName(unix.Errno(k.errno)) == name })
+	if text := hint("why", func(words string) bool { return strings.Contains(k.why, words) }); text != "" {
+		return text
 	}
 	switch errno := unix.Errno(k.errno); {
 	case strings.Contains(k.why, "the directory") && strings.Contains(k.why, "does not exist"):
 		return "the directory is not on this node: is its file system mounted here?"
-	case k.stage == "exec" && execHints()[errno] != "":
-		return execHints()[errno]
+	case exec != "":
+		return exec
 	case k.stage == "stdio" && errno == unix.ENOENT:
 		return "the folder of --output, --error or --input must be on the node"
 	case k.stage == "stdio":
@@ -213,39 +186,6 @@ func startHint(k startFailure) string {
 		return "there is no memory left"
 	}
 	return ""
-}
-
-// execHints are what the errors of execve(2) usually mean.
-func execHints() map[unix.Errno]string {
-	return map[unix.Errno]string{
-		unix.ENOENT:  "the file is not on the node, or its interpreter (#! or ld.so) is not; --chdir says where relative names begin",
-		unix.EACCES:  "it is no executable file, or its file system is mounted noexec, or a folder on the way may not be searched",
-		unix.ENOEXEC: "a script begins with #! and its interpreter; a program must be built for this machine",
-		unix.E2BIG:   "arguments and environment are too long; --export=NONE sends less",
-	}
-}
-
-const openedAsUser = "--output, --error and --input are opened as the user, on the node: name a directory that is the user's to write"
-
-// whyHints are what to do about what a task has found out about its file, by words of that;
-// the first that fits counts.
-var whyHints = []struct{ words, hint string }{
-	{"outside of it, it does", "the job's container has directories of its own: put the file elsewhere, or copy it there in a step of the job"},
-	{"carriage return", "take the carriage returns away: sed -i 's/\\r$//' FILE"},
-	{"the loader (PT_INTERP)", "the program was built for another C library: build it on this node, or install that library"},
-	{"the interpreter (#!)", "install the interpreter on the node, or name another one in the first line"},
-	{"no directory of PATH", "give its path, or set PATH: --export=ALL hands on the one of this shell"},
-	{"has no PATH", "--export without PATH leaves none: --export=PATH,..., or the program's whole path"},
-	{"mounted noexec", "put the program on a file system from which programs may be executed"},
-	{"no user may execute it", "chmod +x makes it executable"},
-	{"may make no file in it", openedAsUser},
-	{"may not open it so", openedAsUser},
-	{"may not enter it", "its owner opens it by chmod +x; a root-squashed file server hides it from root alone"},
-	{"is a program for", "build it for this node's machine"},
-	{"is empty", "was it copied whole? a full file system leaves empty files"},
-	{"does not begin with #!", "begin a script with a line such as #!/bin/sh"},
-	{"the environment", "arguments and environment are too long together, or one of them alone; --export=NONE sends less"},
-	{"is a link to", "the link leads nowhere on this node: is the file system behind it mounted here?"},
 }
 
 // memory finds processes that ended for want of memory.
@@ -360,30 +300,18 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 		return ""
 	}
 	sig, _ := st.Signaled()
+	usual := hint("signal", func(name string) bool { return unix.SignalName(sig) == name })
 	switch {
 	case sig == unix.SIGKILL && len(e.rec.OOM) > 0:
 		return "the kernel has killed for want of memory, see above"
-	case signalHints()[sig] != "":
-		return signalHints()[sig]
+	case usual != "":
+		return usual
 	case st.CoreDumped():
 		return "the core file is where kernel.core_pattern says"
 	case sig == unix.SIGSEGV || sig == unix.SIGABRT || sig == unix.SIGFPE:
 		return "ulimit -c unlimited before the step lets the kernel write a core file"
 	}
 	return ""
-}
-
-// signalHints are what the end by a signal usually means.
-func signalHints() map[unix.Signal]string {
-	return map[unix.Signal]string{
-		unix.SIGKILL: "neither stepd nor the kernel's memory limits have sent it: another process has",
-		unix.SIGXCPU: "the limit of CPU time is reached: ulimit -t, propagated from the submitting shell",
-		unix.SIGXFSZ: "the limit of a file's size is reached: ulimit -f, propagated from the submitting shell",
-		unix.SIGBUS:  "a mapped file was cut, or a tmpfs such as /dev/shm is full",
-		unix.SIGILL:  "the program has an instruction that this CPU lacks: it was built for another one",
-		unix.SIGSYS:  "a seccomp filter has refused a system call",
-		unix.SIGPIPE: "it wrote to a pipe that has no reader any more",
-	}
 }
 
 // cancelled finds who has ended the step.
