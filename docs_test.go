@@ -28,7 +28,7 @@ func TestSpankDocument(t *testing.T) {
 		{"errors", "Items", regexp.MustCompile(`(?m)^\| (ESPANK_\w+) \| \d+ \|`), numbers, regexp.MustCompile(`(ESPANK_\w+) = 30\d\d`)},
 		{"functions", "What a plugin finds to call", regexp.MustCompile("`((?:spank|slurm)_\\w+|debug)`"), readText(t, "spank/host/exports.list"), regexp.MustCompile(`(?m)^\t(\w+);`)},
 		{"releases", "What a plugin finds to call", regexp.MustCompile(`\b(2[1-6]\.\d\d)\b`), readText(t, "spank/load.go"), regexp.MustCompile(`"(2[1-6]\.\d\d)"`)},
-		{"keys", "Configuration", regexp.MustCompile("(?m)^\\| `(\\w+)` \\|"), readText(t, "slurmconf/beside.go"), regexp.MustCompile(`(?m)^\t((?:Hook|Spank|Quarantine|RequireSafe)\w+) `)},
+		{"keys", "Configuration", regexp.MustCompile("(?m)^\\| `(\\w+)` \\|"), readText(t, "slurmconf/beside.go"), regexp.MustCompile(`(?m)^\t((?:Hook|Exit|Spank|Quarantine|RequireSafe)\w+) `)},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			said, have := groups(c.said, sectionOf(t, doc, c.section)), groups(c.have, c.code)

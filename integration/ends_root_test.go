@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // fdTask reports in a file the descriptors that a task has inherited, each with what it
@@ -217,4 +219,151 @@ func TestRootLocalExits(t *testing.T) {
 		})
 	}
 	n.serves(t)
+}
+
+// TestRootExitHelpers: processes that a plugin leaves in slurm_spank_exit have ExitGrace
+// after the step's end, which does not wait for them; then they are killed.
+func TestRootExitHelpers(t *testing.T) {
+	waits(t)
+	const grace = 2 * time.Second
+	sites := map[string]site{
+		"cgroup":    {},
+		"linuxproc": {Slurm: "ProctrackType=proctrack/linuxproc\n"},
+		"epilog":    {Slurm: "Epilog=/bin/true\n"},
+	}
+	for name, s := range sites {
+		n := startNode(t, s)
+		so := buildKind(t, n, "ends.c")
+		for _, how := range []string{"fork", "system"} {
+			for _, flag := range []string{"required", "optional"} {
+				t.Run(strings.Join([]string{name, how, flag}, " "), func(t *testing.T) {
+					marks := func(name string) string { return n.path("marks." + name) }
+					left := func(name, seconds string) string {
+						return fmt.Sprintf("exit:%s:%s:%s", how, seconds, marks(name))
+					}
+					for _, name := range []string{"soon", "late", "before"} {
+						must(t, os.RemoveAll(marks(name)))
+					}
+					n.stack(t, strings.Join([]string{flag, so, left("soon", "1"), left("late", "600"), "init:fork:600:" + marks("before")}, " "))
+					begin := time.Now()
+					if r := n.ctl(t, "run", "-n", "64", "echo", "ran"); r.code != 0 || strings.Count(r.out, "ran\n") != 64 || r.err != "" {
+						t.Fatal(r)
+					}
+					ended := time.Now()
+					if took := ended.Sub(begin); took > grace {
+						t.Errorf("the step's end took %v: it waits for the helpers", took)
+					}
+					soon, late := helperPID(t, marks("soon")), helperPID(t, marks("late"))
+					gone := func(pid int) func() error {
+						return func() error {
+							if alive(pid) {
+								return fmt.Errorf("process %d lives", pid)
+							}
+							return nil
+						}
+					}
+					eventually(t, callTimeout, "the end of a helper of an earlier hook", gone(helperPID(t, marks("before"))))
+					if time.Since(ended) < grace/2 && !alive(late) {
+						t.Errorf("the helper was killed %v after the step's end", time.Since(ended))
+					}
+					// The next step has all CPUs at once, but where an epilog is still due.
+					n.write(t, "plugstack.conf", "") // stack waits for the job's end
+					again := time.Now()
+					if r := n.ctl(t, "run", "-n", "64", "true"); r.code != 0 {
+						t.Error(r)
+					} else if took := time.Since(again); name != "epilog" && took > grace/2 {
+						t.Errorf("the next step took %v", took)
+					}
+					eventually(t, callTimeout, "the end of the helper that takes 1 s", gone(soon))
+					if !strings.HasSuffix(readFile(t, marks("soon")), "done\n") {
+						t.Error("the helper that takes 1 s was killed")
+					}
+					eventually(t, callTimeout, "the end of the other", gone(late))
+					if took := time.Since(ended); took < grace-100*time.Millisecond {
+						t.Errorf("it was killed after %v", took)
+					}
+					n.checkClean(t)
+				})
+			}
+		}
+	}
+}
+
+// TestRootExitHelpersEnd: whatever ends in the grace, nothing is left of it.
+func TestRootExitHelpersEnd(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Stepd: "ExitGrace=600\n"})
+	begin := func(t *testing.T) (helper int, step stepDoc) {
+		t.Helper()
+		marks := n.path("marks")
+		must(t, os.RemoveAll(marks))
+		n.stack(t, fmt.Sprintf("required %s exit:fork:600:%s", buildKind(t, n, "ends.c"), marks))
+		r := n.ctl(t, "run", "-v", "true")
+		id := jobLine.FindStringSubmatch(r.err)
+		if r.code != 0 || id == nil {
+			t.Fatal(r)
+		}
+		n.write(t, "plugstack.conf", "")
+		eventually(t, callTimeout, "the step's end in noded", func() error {
+			if step = n.show(t, id[1]+"."+id[2]); step.State != "COMPLETED" {
+				return fmt.Errorf("state %s", step.State)
+			}
+			return nil
+		})
+		return helperPID(t, marks), step
+	}
+	ends := func(t *testing.T, helper int) {
+		t.Helper()
+		eventually(t, callTimeout, "the helper's end", func() error {
+			if alive(helper) {
+				return fmt.Errorf("process %d lives", helper)
+			}
+			return nil
+		})
+		n.checkClean(t)
+		n.serves(t)
+	}
+	t.Run("the helper ends", func(t *testing.T) {
+		helper, _ := begin(t)
+		must(t, syscall.Kill(helper, syscall.SIGKILL))
+		ends(t, helper)
+	})
+	for name, sig := range map[string]syscall.Signal{"stepd is ended": syscall.SIGTERM, "stepd is killed": syscall.SIGKILL} {
+		t.Run(name, func(t *testing.T) {
+			helper, step := begin(t)
+			must(t, syscall.Kill(step.StepdPID, sig))
+			ends(t, helper)
+			if doc := n.show(t, step.id()); doc.State != "COMPLETED" {
+				t.Errorf("the step has ended before: %+v", doc)
+			}
+		})
+	}
+	t.Run("noded is killed", func(t *testing.T) {
+		helper, _ := begin(t)
+		n.kill9(t)
+		n.boot(t)
+		ends(t, helper)
+	})
+	t.Run("no grace", func(t *testing.T) {
+		n := startNode(t, site{Stepd: "ExitGrace=0\n"})
+		n.stack(t, fmt.Sprintf("required %s exit:system:600:%s", buildKind(t, n, "ends.c"), n.path("marks")))
+		begin := time.Now()
+		if r := n.ctl(t, "batch", "-W", "-o", "out", "--wrap=true"); r.code != 0 || time.Since(begin) > time.Second {
+			t.Errorf("%v, after %v", r, time.Since(begin))
+		}
+		n.checkClean(t)
+	})
+}
+
+// helperPID is the pid that a helper has written.
+func helperPID(t testing.TB, path string) (pid int) {
+	t.Helper()
+	eventually(t, callTimeout, "the helper's pid in "+path, func() error {
+		b, err := os.ReadFile(path)
+		if err == nil {
+			_, err = fmt.Sscan(string(b), &pid)
+		}
+		return err
+	})
+	return pid
 }

@@ -115,7 +115,7 @@ func (f *follower) is(phases ...stepPhase) bool {
 const (
 	// ackDeadline bounds a send to a stepd that does not read.
 	ackDeadline = time.Second
-	// leaveMax is what a stepd may take to exit after its result was taken.
+	// leaveMax is what a stepd may take to exit after its result was taken, beyond ExitGrace.
 	leaveMax = 10 * time.Second
 	// lastWords is how long records are awaited of a stepd that has ended: they
 	// are in the socket already, unless another process holds its other end.
@@ -124,8 +124,8 @@ const (
 	// told its client already is on its way to us too.
 	stopListen = 50 * time.Millisecond
 	// stopLinger is how long a step that is ending may delay noded's stop, so
-	// that nothing of it is left.
-	stopLinger = 2 * time.Second
+	// that nothing of it is left: ExitGrace's default and some more.
+	stopLinger = 3 * time.Second
 )
 
 // newFollower makes the follower of a step that is stepReserved, or was found: stepStarting.
@@ -230,6 +230,7 @@ func (f *follower) follow() {
 // where stepd does not end: then another one has it.
 func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left bool) {
 	var leave, stuck, listened, lingered <-chan time.Time
+	leaveMax := f.n.leaveMax + time.Duration(f.n.cfg.Site.Spank.ExitGraceS)*time.Second
 	stopping := f.n.stopping
 	in := msgs
 	for {
@@ -240,10 +241,10 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 				continue
 			}
 			if f.handle(m) {
-				leave = time.After(f.n.leaveMax)
+				leave = time.After(leaveMax)
 			}
 		case <-leave:
-			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.PID, f.n.leaveMax)
+			f.log.Warnf("stepd (pid %d) did not exit within %v of its result: killing it", f.proc.PID, leaveMax)
 			if err := f.n.killStepd(f.proc); err != nil {
 				f.log.Errorf("cannot kill stepd: %v", err)
 			}

@@ -244,6 +244,21 @@ func (c *Cgroup) Thaw() error {
 	})
 }
 
+// KeepHelpers kills what is left of the step and has started before since, in
+// linux.StartTime's ticks; kept counts the others. It does not wait.
+func (c *Cgroup) KeepHelpers(since uint64) (kept int, err error) {
+	err = c.onTasks(func(tasks *group) error {
+		kept, err = keepSince(func() ([]int, error) {
+			// While the host was among the tasks, so are children of its system(3).
+			pids, err := tasks.pids()
+			helpers, herr := c.host.pids()
+			return append(pids, helpers...), errors.Join(err, herr)
+		}, since)
+		return err
+	})
+	return kept, err
+}
+
 // Destroy kills tasks, host and helpers, and removes their groups; the step's
 // own directory, in which stepd itself lives, is noded's. On error the tracker
 // stays as it is, and Destroy may be called again.

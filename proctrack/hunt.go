@@ -128,6 +128,24 @@ func livingPIDs(pids []int) ([]int, error) {
 	return living, nil
 }
 
+// keepSince kills the processes of list that have started before since, in
+// linux.StartTime's ticks, and counts the others.
+func keepSince(list func() ([]int, error), since uint64) (kept int, err error) {
+	pids, err := living(list)
+	if err != nil {
+		return 0, err
+	}
+	pids = slices.DeleteFunc(pids, func(pid int) bool {
+		start, err := linux.StartTime(pid)
+		if err == nil && start >= since {
+			kept++
+			return true
+		}
+		return err != nil // it is gone
+	})
+	return kept, signalEach(pids, unix.SIGKILL, list)
+}
+
 // pidfdBatch bounds the descriptors that are open at a time, whatever number
 // of processes a user starts.
 const pidfdBatch = 256

@@ -123,6 +123,9 @@ func (l *LinuxProc) Freeze(context.Context) error { return l.Signal(unix.SIGSTOP
 // Thaw continues the tasks.
 func (l *LinuxProc) Thaw() error { return l.Signal(unix.SIGCONT) }
 
+// KeepHelpers is as Cgroup's.
+func (l *LinuxProc) KeepHelpers(since uint64) (kept int, err error) { return keepSince(l.list, since) }
+
 // Destroy kills every descendant of stepd, the host and its helpers included,
 // and waits until the reaper has none left to reap: only that proves that no
 // descendant is left, however fast they fork.
@@ -222,6 +225,9 @@ func (p *PGID) Freeze(context.Context) error { return p.Signal(unix.SIGSTOP) }
 
 // Thaw continues the group.
 func (p *PGID) Thaw() error { return p.Signal(unix.SIGCONT) }
+
+// KeepHelpers keeps none: what the host has forked is not in the group.
+func (p *PGID) KeepHelpers(uint64) (kept int, err error) { return 0, nil }
 
 // Destroy kills the group. The host is not in it: stepd ends that itself.
 func (p *PGID) Destroy(ctx context.Context) error { return p.Kill(ctx) }

@@ -89,7 +89,7 @@ func TestSteps(t *testing.T) {
 	want := step.Site{
 		Cluster: "c", Partition: "p", SlurmConf: file, KillWaitS: 7, UnkillableS: 8, Propagate: []string{"NOFILE"}, PropagatePrio: 2, ReplayBytes: 70000,
 		Affinity: &step.AffinityConf{Default: "cores", Verbose: true, Off: "why"}, Acct: step.Accounting{Gather: "linux", FrequencyS: 10},
-		Spank: step.SpankConf{Plugstack: filepath.Join(dir, "plugstack.conf"), PluginDirs: s.conf.PluginDir, HookTimeoutS: 2, JSONLog: true, Debug: true},
+		Spank: step.SpankConf{Plugstack: filepath.Join(dir, "plugstack.conf"), PluginDirs: s.conf.PluginDir, HookTimeoutS: 2, ExitGraceS: 2, JSONLog: true, Debug: true},
 	}
 	want.Scripts.Prolog, want.Scripts.Epilog, want.Scripts.TimeoutS = "/tp", "/te", 9
 	want.MPIConf.PMIx.Debug = true

@@ -315,6 +315,7 @@ func (s *Site) spank() step.SpankConf {
 		Plugstack: s.conf.PlugStackConfig, PluginDirs: s.conf.PluginDir,
 		AllowReleases: s.conf.Stepd.SpankAllowReleases,
 		HookTimeoutS:  seconds(s.conf.Stepd.HookTimeout),
+		ExitGraceS:    seconds(s.conf.Stepd.ExitGrace),
 		Strict:        strict, RequireSafe: s.conf.Stepd.RequireSafePlugins,
 	}
 }

@@ -19,6 +19,9 @@ import (
 type Stepd struct {
 	// HookTimeout bounds each call of a SPANK hook; 0, the default, is no bound.
 	HookTimeout time.Duration
+	// ExitGrace is how long processes may live after the step's end that plugins have
+	// started in slurm_spank_exit. Default 2 s.
+	ExitGrace time.Duration
 	// SpankAllowReleases are further releases of plugins to accept: "20.11",
 	// or "any".
 	SpankAllowReleases []string
@@ -63,6 +66,7 @@ type Stepd struct {
 func (s *Stepd) keys(dir string) keySet {
 	keys := keySet{
 		"hooktimeout":        seconds(&s.HookTimeout),
+		"exitgrace":          seconds(&s.ExitGrace),
 		"spankallowreleases": parsed(&s.SpankAllowReleases, releases),
 		"quarantineafter":    count(&s.QuarantineAfter, 0, 1000),
 		"spankstrict":        boolean(&s.SpankStrict),

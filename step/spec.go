@@ -198,8 +198,11 @@ type SpankConf struct {
 	// AllowReleases lists further releases to accept ("20.11", "any").
 	AllowReleases []string `json:"allow_releases,omitempty"`
 	// HookTimeoutS bounds each hook, in seconds; 0 is no bound.
-	HookTimeoutS int  `json:"hook_timeout_s,omitempty"`
-	Strict       bool `json:"strict,omitempty"`
+	HookTimeoutS int `json:"hook_timeout_s,omitempty"`
+	// ExitGraceS is how long processes may live, in seconds after the step's end, that
+	// plugins have started in slurm_spank_exit; 0 is not at all.
+	ExitGraceS int  `json:"exit_grace_s,omitempty"`
+	Strict     bool `json:"strict,omitempty"`
 	// RequireSafe refuses a stack that users other than root may change.
 	RequireSafe bool `json:"require_safe,omitempty"`
 	// Quarantined are optional plugins that are left out, because they have

@@ -201,7 +201,7 @@ func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.Unix
 	}
 	listener.Close()
 	server.Wait()
-	return err
+	return errors.Join(err, h.EndHelpers(ctx))
 }
 
 // untilSignalled ends with the first signal that ends stepd: the host's going down,

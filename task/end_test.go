@@ -76,6 +76,40 @@ func TestUnkillableDaemon(t *testing.T) {
 	}
 }
 
+// What plugins have left in slurm_spank_exit is kept beyond the end of Run, where the hooks
+// have come back and a grace is configured, until EndHelpers.
+func TestExitHelpers(t *testing.T) {
+	for name, c := range map[string]struct {
+		grace, kept int
+		fail        string
+		keeps       bool
+	}{
+		"left":             {2, 1, "", true},
+		"nothing is left":  {2, 0, "", false},
+		"no grace":         {0, 1, "", false},
+		"the hook crashed": {2, 1, "exit", false},
+		"init has failed":  {2, 1, "init", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.spec.Spank.ExitGraceS, r.kept = c.grace, c.kept
+			if c.fail != "" {
+				r.fail[c.fail] = launch.ErrHostGone
+			}
+			r.run(t)
+			if slices.Contains(r.calls, "destroy") == c.keeps {
+				t.Errorf("calls before the end was reported: %v", r.calls)
+			}
+			if err := r.st.EndHelpers(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if n := len(r.calls); r.calls[n-1] != "destroy" && c.keeps || !slices.Contains(r.calls, "destroy") {
+				t.Errorf("calls: %v", r.calls)
+			}
+		})
+	}
+}
+
 func TestKillBudget(t *testing.T) {
 	s := &killBudget{seconds: 3600}
 	ctx, cancel := s.context()

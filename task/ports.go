@@ -48,6 +48,10 @@ type Tracker interface {
 	// first, they stop as soon as they can. Thaw undoes it.
 	Freeze(ctx context.Context) error
 	Thaw() error
+	// KeepHelpers kills, without waiting for it, what is left of the step but the
+	// processes that have started since, in clock ticks since boot
+	// (proc_pid_stat(5)); kept counts these. The host has ended.
+	KeepHelpers(since uint64) (kept int, err error)
 	// Destroy kills what is left, the host and its helpers included, and
 	// removes everything that Create made. It is idempotent.
 	Destroy(ctx context.Context) error

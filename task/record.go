@@ -166,6 +166,9 @@ func (t *teardown) settleUsage() {
 // awaitOrphans returns when stepd has no children, or after reapPatience: one
 // that does not die, or whose end its tracer keeps, is never reaped.
 func (t *teardown) awaitOrphans() {
+	if t.left.kept {
+		return // they live on
+	}
 	patience := time.After(reapPatience)
 	for range 2 { // what the reaper's first round has reaped is reported before the second
 		select {

@@ -130,9 +130,10 @@ func (l *startup) createTracker(context.Context) error {
 		return err
 	}
 	l.push("proctrack", func() error {
-		ctx, cancel := l.killing.context()
-		defer cancel()
-		return l.killing.spent(l.d.Tracker.Destroy(ctx))
+		if kept, err := l.keepHelpers(); kept || err != nil {
+			return err
+		}
+		return l.destroy()
 	})
 	return nil
 }

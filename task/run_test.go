@@ -39,6 +39,7 @@ type rig struct {
 	ends    []launch.TaskEnd  // what Wait tells
 	places  map[int]launch.HostPlace
 	left    []int // PIDs
+	kept    int   // helpers of the exit hooks
 	hooks   []launch.HookTime
 	acct    Accounting
 	dead    bool
@@ -240,6 +241,7 @@ func (k fakeTracker) Signal(s syscall.Signal) error          { return k.r.note("
 func (k fakeTracker) Kill(context.Context) error             { return k.r.note("kill") }
 func (k fakeTracker) Freeze(context.Context) error           { return k.r.note("freeze") }
 func (k fakeTracker) Thaw() error                            { return k.r.note("thaw") }
+func (k fakeTracker) KeepHelpers(uint64) (int, error)        { return k.r.kept, k.r.note("keep") }
 func (k fakeTracker) Destroy(context.Context) error          { return k.r.note("destroy") }
 
 type fakeMPI struct{ r *rig }

@@ -63,6 +63,7 @@ type Step struct {
 
 	gate gate
 	undo []undo
+	left exitHelpers
 }
 
 // gate holds the tasks until all of them are tracked. Only Run's goroutine uses it.

@@ -1,11 +1,14 @@
 package task
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"syscall"
+	"time"
 
 	"stepd/eventlog"
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -110,6 +113,7 @@ func (t *teardown) exitHooks() error {
 		return nil
 	}
 	defer t.host.guard()()
+	began := linux.TicksSinceBoot()
 	err := t.host.Exit()
 	if hook, ok := errors.AsType[*launch.HookError](err); ok && hook.RC != nil {
 		// Slurm: the step's end is not changed (failure table, slurm_spank_exit).
@@ -134,7 +138,51 @@ func (t *teardown) exitHooks() error {
 		}
 		t.settle(err)
 	}
+	if err == nil {
+		t.left.since = began
+	}
 	return err
+}
+
+// exitHelpers are the processes that plugins have started in slurm_spank_exit and not
+// waited for. They outlive slurmstepd in Slurm; here they have ExitGrace (stepd.conf) from
+// the step's end on, which does not wait for them.
+type exitHelpers struct {
+	since uint64 // when the exit hooks were called, in clock ticks since boot; 0: they were not, or have crashed
+	kept  bool   // processes are left
+}
+
+// keepHelpers ends what is left of the step but exitHelpers, and reports whether there
+// are any.
+func (s *Step) keepHelpers() (kept bool, err error) {
+	if s.left.since == 0 || s.plan.Spec.Spank.ExitGraceS == 0 || s.killing.givenUp {
+		return false, nil
+	}
+	n, err := s.d.Tracker.KeepHelpers(s.left.since)
+	s.left.kept = n > 0
+	return s.left.kept, err
+}
+
+// EndHelpers returns when nothing is left of the step that Run has ended: exitHelpers end
+// within ExitGrace, or with ctx, or are killed. It is called once, when the step's end was
+// reported.
+func (s *Step) EndHelpers(ctx context.Context) error {
+	if !s.left.kept {
+		return nil
+	}
+	select {
+	case <-s.d.NoChildren():
+	case <-time.After(time.Duration(s.plan.Spec.Spank.ExitGraceS) * time.Second):
+	case <-ctx.Done():
+	}
+	return s.destroy()
+}
+
+// destroy ends all processes of the step and takes their places back.
+func (s *Step) destroy() error {
+	ctx, cancel := s.killing.context()
+	defer cancel()
+	return s.killing.spent(s.d.Tracker.Destroy(ctx))
 }
 
 // settleTasks gives every task that was forked an end: all of them are dead by

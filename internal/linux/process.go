@@ -36,6 +36,13 @@ func StartTime(pid int) (uint64, error) {
 	return 0, fmt.Errorf("cannot read the start time of process %d: %w", pid, err)
 }
 
+// TicksSinceBoot is the time now as StartTime has it.
+func TicksSinceBoot() uint64 {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)        // it fails for no clock that there is
+	return uint64(ts.Nano()) / uint64(10*time.Millisecond) // USER_HZ is 100
+}
+
 // parseStart reads field 22 of /proc/PID/stat.
 func parseStart(stat []byte) (uint64, error) {
 	_, fields := ParseStat(stat)
