@@ -139,7 +139,7 @@ func (f *follower) endPlace() {
 	}
 	h.AwaitEmpty(f.id) // the drain ends with the processes, not with the program
 	if held != nil {
-		f.n.scripts.Unkillable(f.job.scripts, f.job.facts(f.n.cfg.Gres), f.n.cfg.UnkillableProgram, &held.Rec, health.Text(held))
+		f.n.scripts.Unkillable(f.job.scripts, f.job.facts(&f.n.cfg), f.n.cfg.UnkillableProgram, &held.Rec, health.Text(held))
 	}
 }
 

@@ -160,7 +160,7 @@ func (e *jobEnd) run() {
 		// An epilog that was interrupted must not run beside its second run.
 		e.scripts()
 	}
-	if e.n.scripts.OwesEpilog(e.job.scripts) && !e.n.scripts.Epilog(e.job.scripts, e.job.facts(e.n.cfg.Gres), e.status()) {
+	if e.n.scripts.OwesEpilog(e.job.scripts) && !e.n.scripts.Epilog(e.job.scripts, e.job.facts(&e.n.cfg), e.status()) {
 		// Until the next noded no process looks after its leftovers.
 		e.scripts()
 		return
@@ -242,7 +242,7 @@ func (e *jobEnd) status() (end scripts.End) {
 			st = step.ExitedWith(uint8(*rec.ExitCode))
 		}
 		if e.job.Leads(rec.ID) {
-			end.Exit = st
+			end.Exit, end.State = st, rec.State
 		}
 		if rec.ID.Step != step.BatchStep {
 			end.Derived = max(end.Derived, st)
@@ -265,17 +265,23 @@ func (e *jobEnd) place() {
 }
 
 // facts are what the job's scripts are told about it on a node with these resources.
-func (j *job) facts(gres []selection.Gres) scripts.Facts {
-	env, _ := selection.GresEnv(gres, j.Gres, selection.GresScope{Batch: true})
+func (j *job) facts(c *Config) scripts.Facts {
+	env, _ := selection.GresEnv(c.Gres, j.Gres, selection.GresScope{Batch: true})
 	return scripts.Facts{
-		User: step.User{Name: j.User, UID: j.UID, GID: j.GID}, CPUs: j.CPUs, GresEnv: env, NTasks: j.NTasks, WorkDir: j.WorkDir,
-		Restarts: j.Restarts, Array: j.Array, Stdin: j.Stdin, Stdout: j.Stdout,
+		Job: step.Spec{
+			Request: step.Request{
+				Name: j.Name, Cwd: j.WorkDir, CPUsPerTask: j.CPUsPerTask, SubmitHost: j.SubmitHost, RestartCount: j.Restarts, Array: j.Array,
+			},
+			Site: c.Site, ID: step.ID{Job: j.ID}, User: step.User{Name: j.User, UID: j.UID, GID: j.GID}, Origin: j.Origin, JobNTasks: j.NTasks,
+			JobStarted: j.Started, JobLimitS: j.LimitS, JobMemoryMB: j.MemoryMB, JobCPUs: j.CPUs, NodeName: c.NodeName, NodeList: c.NodeName,
+		},
+		GresEnv: env, Stdin: j.Stdin, Stdout: j.Stdout,
 	}
 }
 
 // runProlog runs the job's prolog, or waits for its end. A failure ends an allocation.
 func (n *Node) runProlog(j *job) error {
-	return n.scripts.Prolog(j.scripts, j.facts(n.cfg.Gres), func(err error) {
+	return n.scripts.Prolog(j.scripts, j.facts(&n.cfg), func(err error) {
 		switch {
 		case j.Origin != step.OriginAlloc || errors.Is(err, scripts.ErrStopping):
 		case err != nil:

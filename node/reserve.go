@@ -239,6 +239,7 @@ func (n launcher) jobOf(spec *step.Spec) state.Job {
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
 		Array: spec.Array, Restarts: spec.RestartCount, Stack: machine{n.Node}.keepStack(),
+		Started: spec.JobStarted, LimitS: spec.JobLimitS, CPUsPerTask: spec.CPUsPerTask, SubmitHost: spec.SubmitHost,
 	}
 	if spec.TimeLimitS > 0 {
 		j.Limit(time.Duration(spec.TimeLimitS)*time.Second, n.cfg.clock, n.boot)

@@ -176,7 +176,7 @@ func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Sp
 		NodeName: n.cfg.NodeName, NodeList: n.cfg.NodeName,
 		CPUs: step.FormatCPUList(a.CPUs), NCPUs: len(a.CPUs),
 		Proctrack: step.Proctrack{Kind: n.cfg.Tracker.Kind()}, Container: n.cfg.ContainerType, RunDir: n.spool.Run,
-		Origin: step.OriginRun, JobNTasks: req.NTasks,
+		Origin: step.OriginRun, JobNTasks: req.NTasks, JobStarted: n.cfg.clock.Now(), JobLimitS: req.TimeLimitS,
 	}
 	s.ImmediateS, s.As = nil, nil // which noded alone has had to know
 	if len(req.Script) > 0 {
@@ -189,7 +189,7 @@ func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Sp
 	s.MemoryMB, s.StepGres = a.MB, a.Gres
 	s.JobMemoryMB, s.JobGres, s.JobCPUs = a.MB, a.Gres, s.CPUs
 	if a.job != nil {
-		s.Array, s.RestartCount = a.job.Array, a.job.Restarts
+		s.Array, s.RestartCount, s.JobStarted, s.JobLimitS = a.job.Array, a.job.Restarts, a.job.Started, a.job.LimitS
 		s.JobMemoryMB, s.JobGres, s.JobCPUs = a.job.MemoryMB, a.job.Gres, a.job.CPUs
 		s.Spank = n.stackOf(s.Spank, a.job.Stack)
 		a.job.limitTime(s, n.cfg.clock.Now())

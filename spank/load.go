@@ -226,7 +226,7 @@ func (l Loaded) Lacks() []string {
 func whyMissing(symbol string, version uint32) string {
 	if symbol == loadJob {
 		r, _ := releaseOf(version)
-		return fmt.Sprintf("what it fills differs by release and is known for 22.05 alone; this plugin is of %s, and gets -1", r.series())
+		return fmt.Sprintf("it differs by release and is known for 21.08 to 25.11; this plugin is of %s, and gets -1", r.series())
 	}
 	for _, w := range []struct{ prefixes, why string }{
 		{"slurm_stepd_", "there is no slurmstepd to connect to: the step is stepd's"},

@@ -94,8 +94,8 @@ func TestLacks(t *testing.T) {
 		{"accounting", Loaded{Missing: []string{"slurmdb_jobs_get"}}, []string{"nothing here provides slurmdb_jobs_get(), which it may call: a step's host has no slurmdbd to ask"}},
 		{"Slurm's own", Loaded{Missing: []string{"slurm_xstrdup"}}, []string{"nothing here provides slurm_xstrdup(), which it may call: it is none of the functions that Slurm gives to plugins"}},
 		{"anybody's", Loaded{Missing: []string{"lua_newstate"}}, []string{"nothing here provides lua_newstate(), which it may call: neither the plugin's own libraries nor the C library has it"}},
-		{"another release", Loaded{Version: 0x170204, Missing: []string{"slurm_load_job"}}, []string{
-			"nothing here provides slurm_load_job(), which it may call: what it fills differs by release and is known for 22.05 alone; this plugin is of 23.02, and gets -1",
+		{"another release", Loaded{Version: 0x1a0500, Missing: []string{"slurm_load_job"}}, []string{
+			"nothing here provides slurm_load_job(), which it may call: it differs by release and is known for 21.08 to 25.11; this plugin is of 26.05, and gets -1",
 		}},
 		{"more", Loaded{MissingMore: 3}, []string{"nothing here provides 3 further functions, which it may call"}},
 	} {

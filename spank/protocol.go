@@ -197,6 +197,12 @@ const (
 	tagBatch      = 55
 	tagJobNNodes  = 56
 	tagJobNCPUs   = 57
+	tagJobNTasks  = 58
+	tagJobPerTask = 59
+	tagJobLimit   = 60
+	tagJobStart   = 61
+	tagJobEnd     = 62
+	tagJobArray   = 63
 )
 
 // Why a process has ended itself in a hook: the board's error, negative.

@@ -35,9 +35,11 @@ type SessionConfig struct {
 	JobControl [][]byte
 	NodeName   string
 	// User is the user that it is about: the caller in local and allocator context, the
-	// job's user in job_script. JobID counts in job_script alone.
-	User  step.User
-	JobID uint32
+	// job's user in job_script. Job has the job's own fields of a step, in job_script alone;
+	// JobState is RUNNING, and in the epilog how it has ended.
+	User     step.User
+	Job      *step.Spec
+	JobState step.State
 	// Files are the plugins' stdin, stdout and stderr; nil is /dev/null. In
 	// job_script context they are /dev/null always.
 	Files [3]*os.File
@@ -143,7 +145,12 @@ func (s *Session) blob() ([]byte, error) {
 	w.tlvU32(tagUID, s.cfg.User.UID)
 	w.tlvU32(tagGID, s.cfg.User.GID)
 	w.tlvStr(tagUser, s.cfg.User.Name)
-	w.tlvU32(tagJobID, s.cfg.JobID)
+	if job := s.cfg.Job; job != nil {
+		w.tlvU32(tagJobID, job.ID.Job)
+		w.tlvStr(tagCwd, job.Cwd)
+		putJob(w, job)
+		putEnd(w, s.cfg.JobState)
+	}
 	w.tlvStr(tagNodeName, s.cfg.NodeName)
 	w.tlvStrs(tagHostEnv, s.cfg.Env)
 	for _, e := range s.cfg.JobControl {

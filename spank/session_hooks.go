@@ -122,10 +122,6 @@ func (s *Session) LocalUserInit(j LocalJob) error {
 	if s := j.Spec; s != nil {
 		putJob(w, s)
 		w.tlvStr(tagUser, s.User.Name)
-		w.tlvU32(tagNCPUs, uint32(s.NCPUs))
-		w.tlvU32(tagCPUsPerTask, itemsOf(s).cpusPerTask)
-		w.tlvU64(tagJobMem, s.JobMemoryMB)
-		w.tlvU32(tagRestarts, s.RestartCount)
 		w.tlvStr(tagCwd, s.Cwd)
 	}
 	w.tlvStrs(tagArg, j.Argv)

@@ -49,6 +49,7 @@ func sessionPlugin(t *testing.T, flags ...string) string {
 
 // heard collects what plugins say.
 type heard struct {
+	ended step.State // of the session's job
 	mu    sync.Mutex
 	lines []string // guarded by mu
 }
@@ -65,12 +66,24 @@ func (h *heard) all() []string {
 	return slices.Clone(h.lines)
 }
 
+// jobOf is the job of a session that has one.
+func jobOf(c Context) *step.Spec {
+	if c != ContextJobScript {
+		return nil
+	}
+	return &step.Spec{
+		Request: step.Request{Name: "job.sh", Cwd: "/w", CPUsPerTask: 2, SubmitHost: "login", Array: &step.ArrayTask{Job: 5, Task: 3}},
+		Site:    step.Site{Cluster: "c", Partition: "p"}, ID: step.ID{Job: 7}, Origin: step.OriginBatch, JobNTasks: 6,
+		NodeName: "vm", NodeList: "vm", JobCPUs: "0-3,8", JobMemoryMB: 5, JobStarted: time.Unix(1000000, 0), JobLimitS: 3601,
+	}
+}
+
 // open starts a session; the plugin's line is required. What it said is
 // complete after Close.
 func open(t *testing.T, c Context, so string, h *heard, args ...string) *Session {
 	t.Helper()
 	s, problems, err := Open(t.Context(), SessionConfig{
-		Program: hostProgram(t), Context: c, NodeName: "vm", JobID: 7, User: step.User{Name: "root", UID: 12, GID: 13},
+		Program: hostProgram(t), Context: c, NodeName: "vm", User: step.User{Name: "root", UID: 12, GID: 13}, Job: jobOf(c), JobState: h.ended,
 		Stack: Stack{Plugins: []Plugin{{Path: so, Required: true, Args: args, File: "plugstack.conf", Line: 1}}},
 		Env:   []string{"PATH=/usr/bin", "HOME=/x"}, JobControl: [][]byte{[]byte("_SLURM_SPANK_OPTION_sess_reg=val"), []byte("OTHER=1")},
 		HookTimeout: 2 * time.Second, Log: h.log,

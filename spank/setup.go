@@ -123,11 +123,8 @@ func setupBlob(cfg *launch.HostSetup, stack []Plugin) ([]byte, error) {
 	w.tlvU32(tagCPUsPerTask, i.cpusPerTask)
 	w.tlvStr(tagJobCores, cmp.Or(s.JobCPUs, s.CPUs))
 	w.tlvStr(tagStepCores, s.CPUs)
-	w.tlvU64(tagJobMem, s.JobMemoryMB)
 	w.tlvU64(tagStepMem, s.MemoryMB)
-	w.tlvU32(tagRestarts, s.RestartCount)
 	w.tlvU32(tagArrayID, i.arrayID)
-	w.tlvU32(tagArrayTask, i.arrayTask)
 	putJob(w, s)
 	w.tlvStrs(tagArg, s.Argv)
 	w.tlvStrs(tagEnv, cfg.Env)
@@ -147,23 +144,48 @@ func setupBlob(cfg *launch.HostSetup, stack []Plugin) ([]byte, error) {
 	return w.B, nil
 }
 
-// putJob sends what slurm_load_job answers beside the items of spank_get_item.
+// putJob sends what slurm_load_job answers beside the items of spank_get_item, or otherwise:
+// what it says is the job's, in each of its steps.
 func putJob(w *writer, s *step.Spec) {
-	w.tlvStr(tagJobName, s.Name)
+	w.tlvStr(tagJobName, cmp.Or(s.JobName, s.Name))
 	w.tlvStr(tagPartition, s.Partition)
 	w.tlvStr(tagNodeList, cmp.Or(s.JobNodeList, s.NodeList))
 	w.tlvStr(tagCluster, s.Cluster)
 	w.tlvStr(tagSubmitHost, s.SubmitHost)
 	w.tlvU32(tagBatch, flag(s.Origin == step.OriginBatch))
-	if n := max(s.JobNNodes, len(s.JobNodeCPUs)); n > 0 {
-		w.tlvU32(tagJobNNodes, uint32(n))
+	w.tlvU32(tagJobNNodes, uint32(cmp.Or(max(s.JobNNodes, len(s.JobNodeCPUs)), s.NodeCount())))
+	cpus := 0
+	for _, n := range s.JobNodeCPUs {
+		cpus += n
 	}
-	if len(s.JobNodeCPUs) > 0 {
-		all := 0
-		for _, n := range s.JobNodeCPUs {
-			all += n
+	if list, err := step.ParseCPUList(s.JobCPUs); cpus == 0 && err == nil {
+		cpus = len(list)
+	}
+	w.tlvU32(tagJobNCPUs, uint32(cmp.Or(cpus, s.NCPUs)))
+	w.tlvU32(tagJobNTasks, uint32(cmp.Or(s.JobNTasks, s.NTasks)))
+	w.tlvU32(tagJobPerTask, uint32(max(s.CPUsPerTask, 1)))
+	w.tlvU64(tagJobMem, s.JobMemoryMB)
+	w.tlvU32(tagRestarts, s.RestartCount)
+	if s.Array != nil {
+		w.tlvU32(tagJobArray, s.Array.Job)
+		w.tlvU32(tagArrayTask, s.Array.Task)
+	} else {
+		w.tlvU32(tagArrayTask, noArrayTask)
+	}
+	if !s.JobStarted.IsZero() {
+		w.tlvU64(tagJobStart, uint64(s.JobStarted.Unix()))
+	}
+	w.tlvU32(tagJobLimit, uint32((s.JobLimitS+59)/60))
+}
+
+// putEnd sends how the job has ended, as slurm.h numbers it; nothing of one that runs.
+func putEnd(w *writer, state step.State) {
+	for number, end := range map[uint32]step.State{
+		3: step.Completed, 4: step.Cancelled, 5: step.Failed, 6: step.Timeout, 7: step.NodeFail, 11: step.OutOfMemory,
+	} {
+		if state == end {
+			w.tlvU32(tagJobEnd, number)
 		}
-		w.tlvU32(tagJobNCPUs, uint32(all))
 	}
 }
 
@@ -210,10 +232,10 @@ func putOptions(w *writer, env []string) error {
 }
 
 // items are the items of spank_get_item that are not as in the request.
-type items struct{ nnodes, totalTasks, cpusPerTask, arrayID, arrayTask uint32 }
+type items struct{ nnodes, totalTasks, cpusPerTask, arrayID uint32 }
 
 func itemsOf(s *step.Spec) items {
-	i := items{uint32(s.NodeCount()), uint32(s.NTasks), uint32(max(s.CPUsPerTask, 1)), s.ID.Job, noArrayTask}
+	i := items{uint32(s.NodeCount()), uint32(s.NTasks), uint32(max(s.CPUsPerTask, 1)), s.ID.Job}
 	if s.Overcommit {
 		i.cpusPerTask = 1 // spank-abi, items
 	}
@@ -221,10 +243,10 @@ func itemsOf(s *step.Spec) items {
 	// it has no nodes and no array, all of the job's tasks in total, and its one task has
 	// all of the job's CPUs.
 	if s.ID.Step == step.BatchStep {
-		i = items{0, uint32(s.JobNTasks), uint32(s.NCPUs), 0, noArrayTask}
+		i = items{0, uint32(s.JobNTasks), uint32(s.NCPUs), 0}
 	}
 	if s.Array != nil {
-		i.arrayID, i.arrayTask = s.Array.Job, s.Array.Task
+		i.arrayID = s.Array.Job
 	}
 	return i
 }

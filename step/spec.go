@@ -23,6 +23,9 @@ type Spec struct {
 	Origin    JobOrigin `json:"origin,omitempty"`
 	JobName   string    `json:"job_name,omitempty"` // the step's own is Name
 	JobNTasks int       `json:"job_ntasks,omitempty"`
+	// JobStarted is when the job got its place, JobLimitS its time limit in seconds; 0 is none.
+	JobStarted time.Time `json:"job_started,omitzero"`
+	JobLimitS  int       `json:"job_limit_s,omitempty"`
 
 	NodeName string `json:"node_name"`
 	// EnvComplete says that Env is the job's environment as its plugins and tasks see it:

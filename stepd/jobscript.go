@@ -36,8 +36,8 @@ func jobScript(log *logrus.Logger, args []string) int {
 		log.Error(err)
 		return 1
 	}
-	hearDebug(log, job.Spank)
-	j := &jobHooks{job: job, hook: hook, log: log.WithField("job", job.JobID)}
+	hearDebug(log, job.Job.Spank)
+	j := &jobHooks{job: job, hook: hook, log: log.WithField("job", job.Job.ID.Job)}
 	res := stepapi.JobScriptResult{Schema: step.Schema}
 	if err := j.run(&res); err != nil {
 		j.log.Error(err)
@@ -78,12 +78,12 @@ type jobHooks struct {
 // run calls the hook of every plugin. An optional plugin that takes the host
 // down is left out, and the plugins behind it are called in a new one.
 func (j *jobHooks) run(res *stepapi.JobScriptResult) error {
-	stack, err := spank.StackOf(j.job.Spank)
+	stack, err := spank.StackOf(j.job.Job.Spank)
 	if err != nil {
 		return err
 	}
 	whole := true
-	for _, line := range stack.LeaveOut(&j.job.Spank) {
+	for _, line := range stack.LeaveOut(&j.job.Job.Spank) {
 		j.log.Warn(line)
 		whole = false
 	}
@@ -122,9 +122,9 @@ func (j *jobHooks) call(stack spank.Stack, res *stepapi.JobScriptResult, whole b
 	}
 	s, problems, err := spank.Open(context.Background(), spank.SessionConfig{
 		Program: filepath.Join(filepath.Dir(self), "spankhost"), Context: spank.ContextJobScript,
-		Stack: stack, AllowReleases: j.job.Spank.AllowReleases, Daemon: os.Environ(), Env: env, JobControl: j.job.JobControl,
-		NodeName: j.job.NodeName, User: j.job.User, JobID: j.job.JobID,
-		HookTimeout: time.Duration(j.job.Spank.HookTimeoutS) * time.Second, Log: j.hear,
+		Stack: stack, AllowReleases: j.job.Job.Spank.AllowReleases, Daemon: os.Environ(), Env: env, JobControl: j.job.JobControl,
+		Job: &j.job.Job, JobState: j.job.State, NodeName: j.job.Job.NodeName, User: j.job.Job.User,
+		HookTimeout: time.Duration(j.job.Job.Spank.HookTimeoutS) * time.Second, Log: j.hear,
 	})
 	for _, p := range problems {
 		j.log.Warn(p)

@@ -203,11 +203,11 @@ type StreamFD struct {
 
 // JobScript is noded's document for `stepd spank prolog|epilog`: the job_script context.
 type JobScript struct {
-	Schema   int            `json:"schema"`
-	JobID    uint32         `json:"job_id"`
-	User     step.User      `json:"user"`
-	NodeName string         `json:"node_name"`
-	Spank    step.SpankConf `json:"spank"`
+	Schema int `json:"schema"`
+	// Job has the job's own fields of a step, and the site. State is RUNNING, and for the
+	// epilog how the job has ended.
+	Job   step.Spec  `json:"job"`
+	State step.State `json:"state"`
 	// Env is the plugins' own environ. It is bytes: users' words to plugins are
 	// among it.
 	Env [][]byte `json:"env"`

@@ -265,14 +265,9 @@ func (c *Config) checkProgram(path string) error {
 
 // Facts are what the scripts are told about a job.
 type Facts struct {
-	User step.User // its name, uid and gid
-	// CPUs is the list of the job's CPUs, GresEnv the variables of its generic resources.
-	CPUs     string
-	GresEnv  []string
-	NTasks   int
-	WorkDir  string
-	Restarts uint32
-	Array    *step.ArrayTask // nil: in no array
+	// Job has the job's own fields of a step, as far as its record has them, and the site.
+	Job     step.Spec
+	GresEnv []string // the variables of its generic resources
 	// Stdin and Stdout are a batch job's patterns; "" for other jobs.
 	Stdin, Stdout string
 }
@@ -280,6 +275,7 @@ type Facts struct {
 // End is how a job has ended, as its epilog is told: raw wait statuses.
 type End struct {
 	Exit    step.ExitStatus // of the step that the job was made for
+	State   step.State      // the same step's; "" of an allocation
 	Derived step.ExitStatus // the highest of all other steps
 }
 
@@ -307,9 +303,9 @@ func (r *Runner) nodeEnv(j *Job, f Facts) []string {
 		"SLURM_CLUSTER_NAME=" + r.Cluster,
 		"SLURM_JOB_ID=" + id,
 		"SLURM_JOBID=" + id,
-		fmt.Sprintf("SLURM_JOB_UID=%d", f.User.UID),
-		fmt.Sprintf("SLURM_JOB_GID=%d", f.User.GID),
-		"SLURM_JOB_USER=" + f.User.Name,
+		fmt.Sprintf("SLURM_JOB_UID=%d", f.Job.User.UID),
+		fmt.Sprintf("SLURM_JOB_GID=%d", f.Job.User.GID),
+		"SLURM_JOB_USER=" + f.Job.User.Name,
 	}
 	if r.SlurmConf != "" {
 		env = append(env, "SLURM_CONF="+r.SlurmConf)
@@ -326,13 +322,13 @@ func (r *Runner) scriptEnv(j *Job, f Facts, k kind, control [][]byte, more []str
 		env = append(env, scriptEnvPrefix+string(e))
 	}
 	cpus := 0
-	if list, err := step.ParseCPUList(f.CPUs); err == nil { // noded has written it
+	if list, err := step.ParseCPUList(f.Job.JobCPUs); err == nil { // noded has written it
 		cpus = len(list)
 	}
 	env = append(env, r.nodeEnv(j, f)...)
 	env = append(env,
-		"SLURM_JOB_WORK_DIR="+f.WorkDir,
-		fmt.Sprintf("SLURM_UID=%d", f.User.UID),
+		"SLURM_JOB_WORK_DIR="+f.Job.Cwd,
+		fmt.Sprintf("SLURM_UID=%d", f.Job.User.UID),
 		"SLURM_NODELIST="+r.NodeName,
 		"SLURM_SCRIPT_CONTEXT="+k.context,
 	)
@@ -340,12 +336,12 @@ func (r *Runner) scriptEnv(j *Job, f Facts, k kind, control [][]byte, more []str
 	env = append(env, f.GresEnv...)
 	env = append(env,
 		fmt.Sprintf("SLURM_JOB_CPUS_PER_NODE=%d", cpus),
-		fmt.Sprintf("SLURM_JOB_NTASKS=%d", f.NTasks),
+		fmt.Sprintf("SLURM_JOB_NTASKS=%d", f.Job.JobNTasks),
 		"SLURM_JOB_NUM_NODES=1",
 		"SLURM_JOB_PARTITION="+r.Partition,
-		fmt.Sprintf("SLURM_JOB_RESTART_COUNT=%d", f.Restarts),
+		fmt.Sprintf("SLURM_JOB_RESTART_COUNT=%d", f.Job.RestartCount),
 	)
-	env = append(env, f.Array.Env()...)
+	env = append(env, f.Job.Array.Env()...)
 	if f.Stdin != "" {
 		env = append(env, "SLURM_JOB_STDIN="+f.Stdin)
 	}

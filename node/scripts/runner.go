@@ -185,7 +185,7 @@ func (r *Runner) Prolog(j *Job, f Facts, ended func(error)) error {
 		return j.err
 	}
 	over := r.count.begin()
-	err := r.run(j, f, prolog(), nil)
+	err := r.run(j, f, prolog(), nil, step.Running)
 	if err != nil && !errors.Is(err, ErrStopping) {
 		r.Drain(fmt.Sprintf("%s: job %d: %v", prolog().title, j.id, err))
 		err = PrologError{err}
@@ -198,7 +198,7 @@ func (r *Runner) Prolog(j *Job, f Facts, ended func(error)) error {
 // Epilog runs the epilog of a job whose steps have ended; a failure drains the node. It
 // returns false where noded stops before the epilog's end: then the next noded runs it again.
 func (r *Runner) Epilog(j *Job, f Facts, end End) bool {
-	err := r.run(j, f, epilog(), end.env())
+	err := r.run(j, f, epilog(), end.env(), cmp.Or(end.State, step.Completed))
 	if errors.Is(err, ErrStopping) {
 		return false
 	}
@@ -212,7 +212,7 @@ func (r *Runner) Epilog(j *Job, f Facts, end End) bool {
 // The prolog ends with the first program that fails; of the epilog all programs are run, since
 // each cleans up something. The error names all that failed, on one line: it is the reason of
 // steps and of the node.
-func (r *Runner) run(j *Job, f Facts, k kind, more []string) error {
+func (r *Runner) run(j *Job, f Facts, k kind, more []string, state step.State) error {
 	if r.Serial {
 		r.one.Lock()
 		defer r.one.Unlock()
@@ -233,7 +233,7 @@ func (r *Runner) run(j *Job, f Facts, k kind, more []string) error {
 	begin := time.Now()
 	var errs []error
 	if may, stack := r.hasHook(j, k.hook); may {
-		errs = append(errs, r.callPlugins(ctx, j, f, k, env, control, stack))
+		errs = append(errs, r.callPlugins(ctx, j, f, k, env, control, stack, state))
 	}
 	paths, err := r.paths(k)
 	errs = append(errs, err)
@@ -345,14 +345,14 @@ func (r *Runner) runChild(ctx context.Context, j *Job, c child.Program) error {
 
 // callPlugins runs `stepd spank prolog|epilog`: the plugins' hook, in a process
 // of its own.
-func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env []string, control [][]byte, stack string) error {
+func (r *Runner) callPlugins(ctx context.Context, j *Job, f Facts, k kind, env []string, control [][]byte, stack string, state step.State) error {
 	ctx, cancel := r.bounded(ctx)
 	defer cancel()
 	doc := stepapi.JobScript{
-		Schema: step.Schema, JobID: j.id, User: f.User, NodeName: r.NodeName, Spank: r.Spank(j.stack),
-		Env: make([][]byte, len(env)), JobControl: control,
+		Schema: step.Schema, Job: f.Job, State: state, Env: make([][]byte, len(env)), JobControl: control,
 	}
-	doc.Spank.Quarantined = r.Quarantined()
+	doc.Job.Spank = r.Spank(j.stack)
+	doc.Job.Spank.Quarantined = r.Quarantined()
 	for i, e := range env {
 		doc.Env[i] = []byte(e)
 	}

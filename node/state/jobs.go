@@ -376,6 +376,12 @@ type Job struct {
 	// Stack is the digest of the plugin stack with which the job began, "" where that could not
 	// be read.
 	Stack string `json:"stack,omitempty"`
+	// Started is when the job got its place, LimitS its time limit in seconds; 0 is none. These
+	// and the next two are what its plugins ask for.
+	Started     time.Time `json:"started,omitzero"`
+	LimitS      int       `json:"limit_s,omitempty"`
+	CPUsPerTask int       `json:"cpus_per_task,omitempty"`
+	SubmitHost  string    `json:"submit_host,omitempty"`
 	// Names are published by the job's MPI programs for each other.
 	Names []Name `json:"names,omitempty"`
 }

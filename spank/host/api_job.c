@@ -16,8 +16,13 @@ enum source {
 	UNSET,
 	UNSET_DOUBLE,
 	NICE_ZERO,
-	RUNNING,
+	STATE,
 	SHOW_FLAGS,
+	TIME_LIMIT,
+	START,
+	END,
+	ARRAY_JOB,
+	ARRAY_TASK,
 	JOB_ID,
 	UID,
 	GID,
@@ -43,29 +48,31 @@ enum source {
 /* Their numbers, the same in all releases. */
 #define SLURM_NO_VAL	  0xfffffffeu
 #define SLURM_NICE_OFFSET 0x80000000u
+#define SLURM_INFINITE	  0xffffffffu
 #define SLURM_JOB_RUNNING 1
+#define SLURM_COMPLETING  0x8000
+#define SLURM_YEAR	  (365 * 24 * 3600)
 
-struct field {
-	uint16_t offset;
+struct release {
+	uint16_t series, record_size;
+};
+
+#define RELEASE(series, size) {series, size},
+static const struct release releases[] = {JOB_RELEASES(RELEASE)};
+
+static const struct message {
+	uint16_t size, last_update, record_count, job_array;
+} message_at = {JOB_MESSAGE};
+
+static const struct field {
 	uint8_t size, source;
-};
+	uint16_t offset[ARRAY_SIZE(releases)]; /* 0: the release does not have it */
+} fields[] = {
+#define FIELD(name, size, source, ...) {size, source, {__VA_ARGS__}},
+	JOB_FIELDS(FIELD) JOB_FIELDS_TO_2405(FIELD) JOB_FIELDS_2511(FIELD)};
 
-struct layout {
-	uint32_t series; /* plugin_version without its micro number */
-	uint16_t message_size, last_update, record_count, job_array, record_size;
-	const struct field *fields;
-	size_t nfields;
-};
-
-#define FIELD(name, offset, size, source) {offset, size, source},
-static const struct field fields_2205[] = {JOB_FIELDS_2205(FIELD)};
-
-static const struct layout layouts[] = {
-	{0x160500, JOB_MESSAGE_2205, fields_2205, ARRAY_SIZE(fields_2205)},
-};
-
-/* The layout that a plugin was compiled with; NULL if it is not known. */
-static const struct layout *layout_of(const struct plugin *p)
+/* The release that a plugin was compiled for, as its column; NULL if it is not known. */
+static const struct release *release_of(const struct plugin *p)
 {
 	const unsigned int *version =
 		p != NULL && p->dl != NULL ? dlsym(p->dl, "plugin_version") : NULL;
@@ -73,21 +80,27 @@ static const struct layout *layout_of(const struct plugin *p)
 	/* The tables hold for 64-bit machines. */
 	if (version == NULL || sizeof(void *) != 8 || sizeof(time_t) != 8)
 		return NULL;
-	for (size_t i = 0; i < ARRAY_SIZE(layouts); i++) {
-		if (layouts[i].series == (*version & ~0xffu))
-			return &layouts[i];
+	unsigned int series = *version >> 8 == 0x170b ? 0x1702 : *version >> 8;
+	for (size_t i = 0; i < ARRAY_SIZE(releases); i++) {
+		if (releases[i].series == series)
+			return &releases[i];
 	}
 	return NULL;
 }
 
 bool job_is_told_to(const struct plugin *p)
 {
-	return layout_of(p) != NULL;
+	return release_of(p) != NULL;
 }
 
-static uint64_t unset_unless(uint64_t value)
+/* A job without a limit ends in a year, as slurmctld has it. */
+static uint64_t end_of(const struct config *c)
 {
-	return value != 0 ? value : SLURM_NO_VAL;
+	if (c->job_end != 0)
+		return (uint64_t)time(NULL);
+	if (c->job_start == 0)
+		return 0;
+	return c->job_start + (c->job_limit != 0 ? c->job_limit * 60ull : SLURM_YEAR);
 }
 
 /* A number; SLURM_NO_VAL is cut to NO_VAL16, or made NO_VAL64, by its size. */
@@ -96,10 +109,20 @@ static uint64_t number_of(const struct config *c, enum source source, uint16_t s
 	switch (source) {
 	case NICE_ZERO:
 		return SLURM_NICE_OFFSET;
-	case RUNNING:
-		return SLURM_JOB_RUNNING;
+	case STATE:
+		return c->job_end != 0 ? SLURM_COMPLETING | c->job_end : SLURM_JOB_RUNNING;
 	case SHOW_FLAGS:
 		return show_flags;
+	case TIME_LIMIT:
+		return c->job_limit != 0 ? c->job_limit : SLURM_INFINITE;
+	case START:
+		return c->job_start;
+	case END:
+		return end_of(c);
+	case ARRAY_JOB:
+		return c->job_array;
+	case ARRAY_TASK:
+		return c->array_task;
 	case JOB_ID:
 		return c->job_id;
 	case UID:
@@ -107,17 +130,17 @@ static uint64_t number_of(const struct config *c, enum source source, uint16_t s
 	case GID:
 		return c->gid;
 	case NNODES:
-		return unset_unless(c->job_nnodes ? c->job_nnodes : c->nnodes);
+		return c->job_nnodes;
 	case NTASKS:
-		return unset_unless(c->total_tasks);
+		return c->job_ntasks;
 	case NCPUS:
-		return unset_unless(c->job_ncpus ? c->job_ncpus : c->ncpus);
+		return c->job_ncpus;
 	case CPUS_PER_TASK:
-		return unset_unless(c->cpus_per_task);
+		return c->job_per_task;
 	case RESTARTS:
 		return c->restarts;
 	case BATCH:
-		return c->batch == CONFIG_UNKNOWN ? SLURM_NO_VAL : c->batch;
+		return c->batch;
 	case MEMORY:
 		return c->job_mem;
 	default:
@@ -140,7 +163,7 @@ static const char *text_of(const struct config *c, enum source source)
 	case NODE_LIST:
 		return c->node_list;
 	case BATCH_HOST: /* the job's first node */
-		return c->nnodes == 1 && c->job_nnodes <= 1 ? c->node_name : "";
+		return c->job_nnodes == 1 ? c->node_list : "";
 	case SUBMIT_HOST:
 		return c->submit_host;
 	default:
@@ -164,16 +187,18 @@ static void put_pointer(char *at, const void *p)
 }
 
 /* Fills a record; texts are copied to *room, which has space for them. */
-static void fill(const struct layout *l, const struct config *c, uint16_t show_flags, char *record,
+static void fill(const struct release *l, const struct config *c, uint16_t show_flags, char *record,
 		 char *room)
 {
 	static const int32_t no_nodes[] = {-1}; /* ends a list of index pairs */
 	const double unset = SLURM_NO_VAL;
 
-	for (size_t i = 0; i < l->nfields; i++) {
-		const struct field *f = &l->fields[i];
-		char *at = record + f->offset;
+	for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
+		const struct field *f = &fields[i];
+		char *at = record + f->offset[l - releases];
 
+		if (at == record)
+			continue;
 		if (f->source == UNSET_DOUBLE) {
 			memcpy(at, &unset, sizeof(unset));
 		} else if (f->source == NO_NODES) {
@@ -187,13 +212,13 @@ static void fill(const struct layout *l, const struct config *c, uint16_t show_f
 	}
 }
 
-static size_t room_for(const struct layout *l, const struct config *c)
+static size_t room_for(const struct config *c)
 {
 	size_t size = 0;
 
-	for (size_t i = 0; i < l->nfields; i++) {
-		if (l->fields[i].source > NO_NODES)
-			size += strlen(text_of(c, l->fields[i].source)) + 1;
+	for (size_t i = 0; i < ARRAY_SIZE(fields); i++) {
+		if (fields[i].source > NO_NODES)
+			size += strlen(text_of(c, fields[i].source)) + 1;
 	}
 	return size;
 }
@@ -205,43 +230,29 @@ static struct given {
 } * given;
 
 /* The message, its one record and the texts in one piece. */
-static void *make_message(const struct layout *l, const struct config *c, uint16_t show_flags)
+static void *make_message(const struct release *l, const struct config *c, uint16_t show_flags)
 {
-	char *message = must_zero(1, l->message_size + l->record_size + room_for(l, c));
-	char *record = message + l->message_size;
+	char *message = must_zero(1, message_at.size + l->record_size + room_for(c));
+	char *record = message + message_at.size;
 	struct given *g = must_zero(1, sizeof(*g));
 	time_t now = time(NULL);
 
-	memcpy(message + l->last_update, &now, sizeof(now));
-	put_number(message + l->record_count, 4, 1);
-	put_pointer(message + l->job_array, record);
+	memcpy(message + message_at.last_update, &now, sizeof(now));
+	put_number(message + message_at.record_count, 4, 1);
+	put_pointer(message + message_at.job_array, record);
 	fill(l, c, show_flags, record, record + l->record_size);
 	*g = (struct given){.next = given, .message = message};
 	given = g;
 	return message;
 }
 
-/* The job exists and runs: in slurmd context there is none, in the allocator none
- * yet, and in the epilog it has ended. */
-static bool job_runs(const struct host *h)
-{
-	switch (h->cfg.context) {
-	case S_CTX_LOCAL:
-	case S_CTX_REMOTE:
-		return h->cfg.job_id != 0;
-	case S_CTX_JOB_SCRIPT:
-		return h->cfg.job_id != 0 && h->hook == HOOK_JOB_PROLOG;
-	default:
-		return false;
-	}
-}
-
 int slurm_load_job(void **resp, uint32_t job_id, uint16_t show_flags);
 SPANK_API int slurm_load_job(void **resp, uint32_t job_id, uint16_t show_flags)
 {
-	const struct layout *l = layout_of(host.plugin);
+	const struct release *l = release_of(host.plugin);
 
-	if (resp == NULL || l == NULL || !job_runs(&host) || job_id != host.cfg.job_id) {
+	/* In slurmd context there is no job, on the local side none before local_user_init. */
+	if (resp == NULL || l == NULL || host.cfg.job_nnodes == 0 || job_id != host.cfg.job_id) {
 		errno = resp == NULL ? EINVAL
 			: l == NULL  ? ESLURM_NOT_SUPPORTED
 				     : ESLURM_INVALID_JOB_ID;

@@ -136,6 +136,16 @@ static uint32_t *number_of(struct config *c, uint16_t tag)
 		return &c->job_nnodes;
 	case TAG_JOB_NCPUS:
 		return &c->job_ncpus;
+	case TAG_JOB_NTASKS:
+		return &c->job_ntasks;
+	case TAG_JOB_PER_TASK:
+		return &c->job_per_task;
+	case TAG_JOB_LIMIT:
+		return &c->job_limit;
+	case TAG_JOB_END:
+		return &c->job_end;
+	case TAG_JOB_ARRAY:
+		return &c->job_array;
 	default:
 		return NULL;
 	}
@@ -183,6 +193,9 @@ static bool read_other(struct config *c, uint16_t tag, struct reader *r)
 		return true;
 	case TAG_JOB_MEM:
 		c->job_mem = rd_u64(r);
+		return true;
+	case TAG_JOB_START:
+		c->job_start = rd_u64(r);
 		return true;
 	case TAG_STEP_MEM:
 		c->step_mem = rd_u64(r);
@@ -276,8 +289,7 @@ bool config_decode(struct config *c, void *blob, size_t len, const char **why)
 	static char none[1];
 
 	/* uid and gid have no default: root must be said. */
-	*c = (struct config){
-		.uid = (uid_t)-1, .gid = (gid_t)-1, .umask = 022, .batch = CONFIG_UNKNOWN};
+	*c = (struct config){.uid = (uid_t)-1, .gid = (gid_t)-1, .umask = 022};
 	c->job_name = c->partition = c->node_list = c->cluster = c->submit_host = none;
 	c->title = c->user = c->node_name = c->job_cores = c->step_cores = c->cwd = none;
 	env_init(&c->env);

@@ -18,8 +18,6 @@
 #define CONFIG_BLOB_MAX	   (64u << 20)
 #define CONFIG_PLUGINS_MAX 4096
 
-#define CONFIG_UNKNOWN 0xffffffffu
-
 /* A line of plugstack.conf. */
 struct plugin_conf {
 	bool required;
@@ -60,8 +58,10 @@ struct config {
 	struct env host_env;
 	struct env job_control;
 	char *job_name, *partition, *node_list, *cluster, *submit_host;
-	uint32_t batch;			/* CONFIG_UNKNOWN until set */
-	uint32_t job_nnodes, job_ncpus; /* 0 until set */
+	uint32_t batch; /* 1: of a batch job */
+	/* The job's own, 0 until set. */
+	uint32_t job_nnodes, job_ncpus, job_ntasks, job_per_task, job_limit, job_end, job_array;
+	uint64_t job_start;
 	char *cwd;
 	mode_t umask;
 	bool no_new_privs;

@@ -83,7 +83,7 @@ $(BUILD)/asan/probe.so: $(HOST_TESTS)/plugin.c $(HOST_HDRS)
 HOST_ABI_PLUGINS := $(addprefix $(BUILD)/asan/,imports.so many.so own.so)
 HOST_SLURM_HEADER := $(wildcard /usr/include/slurm/slurm.h)
 ifneq ($(HOST_SLURM_HEADER),)
-HOST_ABI_PLUGINS += $(addprefix $(BUILD)/asan/,job.so job2302.so)
+HOST_ABI_PLUGINS += $(addprefix $(BUILD)/asan/,job.so job2605.so)
 endif
 
 $(BUILD)/asan/imports.so: PLUGIN_FLAGS := -I$(HOST_DIR)/include
@@ -91,9 +91,9 @@ $(BUILD)/asan/many.so: PLUGIN_FLAGS := -I$(HOST_DIR)/include -DMANY
 $(BUILD)/asan/own.so: PLUGIN_FLAGS := -I$(HOST_DIR)/include -DOWN -L$(BUILD)/asan -Wl,-rpath,'$$ORIGIN'
 $(BUILD)/asan/own.so: PLUGIN_LIBS := -ltheirs
 $(BUILD)/asan/own.so: $(BUILD)/asan/libtheirs.so
-$(BUILD)/asan/job2302.so: PLUGIN_FLAGS := -DVERSION=0x170204
+$(BUILD)/asan/job2605.so: PLUGIN_FLAGS := -DVERSION=0x1a0500
 $(BUILD)/asan/imports.so $(BUILD)/asan/many.so $(BUILD)/asan/own.so: $(HOST_TESTS)/imports_plugin.c
-$(BUILD)/asan/job.so $(BUILD)/asan/job2302.so: $(HOST_TESTS)/job_plugin.c
+$(BUILD)/asan/job.so $(BUILD)/asan/job2605.so: $(HOST_TESTS)/job_plugin.c
 $(HOST_ABI_PLUGINS): $(HOST_HDRS)
 	@mkdir -p $(@D)
 	$(CC) -std=gnu11 -Wall -Wextra -Werror -fPIC -shared $(PLUGIN_FLAGS) -o $@ $(filter %.c,$^) -lm $(PLUGIN_LIBS)

@@ -263,8 +263,14 @@ enum config_tag {
 	TAG_CLUSTER = 53,     /* string */
 	TAG_SUBMIT_HOST = 54, /* string */
 	TAG_BATCH = 55,	      /* u32: 1 for a batch job, 0 for another; unset it is not known */
-	TAG_JOB_NNODES = 56,  /* u32: nodes of the job; unset they are the step's */
-	TAG_JOB_NCPUS = 57,   /* u32: CPUs of the job on all of them; unset they are this node's */
+	TAG_JOB_NNODES = 56,  /* u32: nodes of the job */
+	TAG_JOB_NCPUS = 57,   /* u32: CPUs of the job on all of them */
+	TAG_JOB_NTASKS = 58,  /* u32: tasks of the job */
+	TAG_JOB_PER_TASK = 59, /* u32: CPUs of each */
+	TAG_JOB_LIMIT = 60,   /* u32: its time limit in minutes, 0 is none */
+	TAG_JOB_START = 61,   /* u64: seconds since 1970 */
+	TAG_JOB_END = 62,     /* u32: how it has ended, as slurm.h numbers states; unset it runs */
+	TAG_JOB_ARRAY = 63,   /* u32: the job of its array; unset it is in none */
 };
 
 enum script_kind {

@@ -41,6 +41,14 @@ static void job_tags(struct blob *b)
 	blob_tlv_str(b, TAG_CLUSTER, "golden");
 	blob_tlv_str(b, TAG_SUBMIT_HOST, "login1");
 	blob_tlv_u32(b, TAG_BATCH, 0);
+	blob_tlv_u32(b, TAG_JOB_NNODES, 1);
+	blob_tlv_u32(b, TAG_JOB_NCPUS, 4);
+	blob_tlv_u32(b, TAG_JOB_NTASKS, 2);
+	blob_tlv_u32(b, TAG_JOB_PER_TASK, 2);
+	blob_tlv_u32(b, TAG_JOB_LIMIT, 90);
+	blob_tlv_u32(b, TAG_JOB_ARRAY, 11);
+	blob_tlv_u32(b, TAG_ARRAY_TASK, 6);
+	blob_tlv_u64(b, TAG_JOB_START, 1000000);
 }
 
 static struct scene scene(const char *name, const char *arg)
@@ -219,12 +227,12 @@ static void test_load_job(void)
 	has(log, "nodes node1 batch_host node1 partition debug cluster golden dir / from login1 "
 		 "account NULL\n");
 	has(log, "num 1 nodes 4 cpus 2 tasks 2 per_task restarts 3 batch 0 mem 8589934592\n");
-	has(log, "array 0 fffffffe limit fffffffe requeue fffe index -1 bill 1 flags 2 "
-		 "resources 0\n");
+	has(log, "array 11 6 limit 5a start 1000000 end 1005400 submit 1000000 shared fffe\n");
+	has(log, "requeue fffe index -1 bill 1 resources 0\n");
 	has(log, "lists gres 0 0 het 0 NULL required NULL -1 excluded NULL -1\n");
 	has(log, "load 13: -1 2017 No such job\n");
 	free(log);
-	log = job_log("job2302.so", "0:slurm_load_job+0 ");
+	log = job_log("job2605.so", "0:slurm_load_job+0 ");
 	has(log, "load 12: -1 2036 Not supported here\n");
 	free(log);
 }

@@ -67,7 +67,7 @@ static uint8_t *exact(const struct blob *b)
 
 static void seed_config(struct blob *b)
 {
-	for (unsigned int tag = TAG_CONTEXT; tag <= TAG_BATCH; tag++) {
+	for (unsigned int tag = TAG_CONTEXT; tag <= TAG_JOB_ARRAY; tag++) {
 		if (tag > TAG_JOB_CONTROL && tag < TAG_JOB_NAME)
 			continue; /* of STEP */
 		size_t at = blob_open(b, tag);

@@ -36,9 +36,11 @@ static void tell(job_info_msg_t *msg)
 	slurm_info("num %u nodes %u cpus %u tasks %u per_task restarts %u batch %u mem %" PRIu64,
 		   j->num_nodes, j->num_cpus, j->num_tasks, j->cpus_per_task, j->restart_cnt,
 		   j->batch_flag, j->pn_min_memory);
-	slurm_info("array %u %x limit %x requeue %x index %d bill %d flags %x resources %d",
-		   j->array_job_id, j->array_task_id, j->time_limit, j->requeue, j->node_inx[0],
-		   j->billable_tres == (double)NO_VAL, j->show_flags, j->job_resrcs != NULL);
+	slurm_info("array %u %x limit %x start %lld end %lld submit %lld shared %x",
+		   j->array_job_id, j->array_task_id, j->time_limit, (long long)j->start_time,
+		   (long long)j->end_time, (long long)j->submit_time, j->shared);
+	slurm_info("requeue %x index %d bill %d resources %d", j->requeue, j->node_inx[0],
+		   j->billable_tres == (double)NO_VAL, j->job_resrcs != NULL);
 	slurm_info("lists gres %u %d het %u %s required %s %d excluded %s %d", j->gres_detail_cnt,
 		   j->gres_detail_str != NULL, j->het_job_id, text(j->het_job_id_set),
 		   text(j->req_nodes), j->req_node_inx[0], text(j->exc_nodes), j->exc_node_inx[0]);
