@@ -217,8 +217,10 @@ func Show(w io.Writer, layouts fs.FS, layout string, doc any) error {
 		"line":      func(room int, text string) string { return printable.Line(text, room) },
 		"text":      func(text string) string { return text }, // of a pointer, too
 		"words":     words,
+		"join":      strings.Join,
 		"at":        At,
 		"required":  plugins.RequiredWord,
+		"option":    plugins.OptionWord,
 		"gres":      srunopt.FormatAllocs,
 		"mb":        srunopt.FormatMB,
 		"bytesInMB": func(bytes uint64) uint64 { return bytes >> 20 },

@@ -79,7 +79,7 @@ func showNode(w io.Writer, doc []byte) error {
 	}{n, shown, len(n.Jobs) - len(shown)})
 }
 
-// layouts are how documents look for people, node.tmpl of the node.
+// layouts are how documents look for people.
 //
 //go:embed layouts
 var layouts embed.FS
@@ -252,57 +252,11 @@ func Plural(n int, what string) string {
 // printPlugins prints each plugin with what is wrong with it, then what is wrong
 // with other lines.
 func printPlugins(w io.Writer, r *lint.Report) error {
-	var b strings.Builder
-	told := make([]bool, len(r.Findings))
-	for _, p := range r.Plugins {
-		fmt.Fprintf(&b, "%s  %s  %s\n", client.At(p.File, p.Line), plugins.RequiredWord(p.Required), printable.Line(p.Path, 400))
-		field := func(name, text string) {
-			if text != "" {
-				fmt.Fprintf(&b, "  %-9s  %s\n", name, printable.Line(text, 4000))
-			}
-		}
-		field("state", string(p.State))
-		field("arguments", strings.Join(p.Args, " "))
-		field("release", p.Release)
-		field("hooks", strings.Join(p.Hooks, " "))
-		field("options", optionWords(p.Options))
-		field("missing", missingWords(p.Missing))
-		for i, f := range r.Findings {
-			if f.File == p.File && f.Line == p.Line {
-				told[i] = true
-				field(string(f.Severity), f.What())
-			}
-		}
+	ofPlugin := func(f lint.Finding) bool {
+		return slices.ContainsFunc(r.Plugins, func(p lint.Plugin) bool { return f.File == p.File && f.Line == p.Line })
 	}
-	for i, f := range r.Findings {
-		if !told[i] {
-			fmt.Fprintln(&b, printable.Line(f.String(), 4000))
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// optionWords are options as --help has them.
-func optionWords(options []lint.Option) string {
-	var out []string
-	for _, o := range options {
-		out = append(out, plugins.OptionWord(o.Name, o.ArgInfo, o.HasArg))
-	}
-	return strings.Join(out, ", ")
-}
-
-func missingWords(missing []lint.Missing) string {
-	var out []string
-	for _, m := range missing {
-		word := m.Symbol
-		if m.Object != "" {
-			word += " of " + m.Object
-		}
-		if m.Fatal {
-			word += " (it cannot be loaded without)"
-		}
-		out = append(out, word)
-	}
-	return strings.Join(out, ", ")
+	return client.Show(w, layouts, "plugins.tmpl", struct {
+		*lint.Report
+		Others []lint.Finding
+	}{r, slices.DeleteFunc(slices.Clone(r.Findings), ofPlugin)})
 }
