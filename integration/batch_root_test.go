@@ -54,7 +54,7 @@ exit 6
 	if r.code != 6 || r.out != "Submitted batch job 1\n" {
 		t.Errorf("got %v", r)
 	}
-	spool := n.path("spool/scripts/1")
+	spool := n.path("spool/scripts/job00001/slurm_script")
 	want := fmt.Sprintf("%s arg|1|2|name|%s|none|%d|/dev/null\n1.0 0\n1.0 1\n", spool, n.wd, testUser(t).uid)
 	if got := readFile(t, filepath.Join(n.wd, "slurm-1.out")); !strings.HasPrefix(got, want) {
 		t.Errorf("output %q, want %q", got, want)
@@ -81,7 +81,7 @@ func TestRootBatchOverRestart(t *testing.T) {
 		t.Fatal(r)
 	}
 	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
-	st, err := os.Stat(n.path("spool/scripts/1"))
+	st, err := os.Stat(n.path("spool/scripts/job00001/slurm_script"))
 	if err != nil || st.Mode() != 0o700 {
 		t.Errorf("the script: %v, %v", st, err)
 	}
@@ -123,15 +123,17 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 	}
 	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
 	dir := n.path("spool/scripts")
+	own := dir + "/job00001/slurm_script"
 	for _, c := range []struct {
 		who  uint32
 		line string
 		code int
 	}{
-		{0, "test -x " + dir + "/1", 0},
-		{bob.uid, "cat " + dir + "/1", 1},
+		{0, "test -x " + own, 0},
+		{bob.uid, "cat " + own, 1},
 		{0, "ls " + dir, 2},
-		{0, "rm -f " + dir + "/1", 1},
+		{0, "rm -f " + own, 1},
+		{0, "touch " + own + ".other", 1},
 		{0, "touch " + dir + "/2", 1},
 		{0, "cat " + n.path("spool/durable.journal"), 1},
 		{0, "ls " + n.path("spool"), 2},

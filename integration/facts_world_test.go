@@ -61,7 +61,7 @@ func ourWorld(t testing.TB, n *node) *world {
 	must(t, err)
 	w := &world{
 		words: map[string]string{alice.name: "USER", hostname: "vm", n.socket(): "SOCKET"},
-		paths: strings.NewReplacer(n.path("home"), "HOME", n.wd, "WORKDIR", n.path("spool", "scripts", "1"), "SCRIPT", n.dir, "ETC"),
+		paths: strings.NewReplacer(n.path("home"), "HOME", n.wd, "WORKDIR", n.path("spool", "scripts", "job00001", "slurm_script"), "SCRIPT", n.dir, "ETC"),
 		soft:  map[string]string{}, limits: map[string]string{},
 	}
 	fds, err := os.ReadDir("/proc/self/fd")

@@ -34,6 +34,8 @@ type Config struct {
 
 	// RunDir and SpoolDir are absolute. The spool belongs to one noded.
 	RunDir, SpoolDir string
+	// SlurmdSpool is SlurmdSpoolDir, "" where no file says it.
+	SlurmdSpool string
 
 	// CPUs are the numbers that steps may be given, ascending.
 	CPUs        []int

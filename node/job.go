@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -221,8 +220,7 @@ func (e *jobEnd) batchScript() {
 	if e.job.Origin != step.OriginBatch {
 		return
 	}
-	err := e.n.spool.Do(func() error { return os.Remove(e.n.spool.Script(e.job.ID)) })
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := e.n.spool.RemoveJobDir(e.job.ID); err != nil {
 		e.log.Errorf("cannot remove batch script: %v", err)
 	}
 }

@@ -121,13 +121,14 @@ func (l *launching) start(ctx context.Context, prolog bool) error {
 	if err := n.places.contain(ctx, f.id.Job, spec.User); err != nil {
 		return err
 	}
-	if prolog {
-		if err := l.prolog(); err != nil {
+	// Before the prolog, which may want to read it.
+	if len(spec.Script) > 0 {
+		if err := l.writeScript(); err != nil {
 			return err
 		}
 	}
-	if len(spec.Script) > 0 {
-		if err := l.writeScript(); err != nil {
+	if prolog {
+		if err := l.prolog(); err != nil {
 			return err
 		}
 	}
@@ -240,6 +241,9 @@ func (l *launching) writeScript() error {
 	path := l.n.spool.Script(spec.ID.Job)
 	script, user := spec.Script, spec.User
 	err := l.n.spool.Do(func() error {
+		if err := l.n.spool.MakeJobDir(spec.ID.Job, user.GID); err != nil {
+			return err
+		}
 		return scripts.WriteBatch(filepath.Dir(path), filepath.Base(path), script, user)
 	})
 	if err != nil {

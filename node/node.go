@@ -98,7 +98,7 @@ func New(cfg Config) (*Node, error) {
 		NamesMax: cfg.NamesMax, Stopping: stopping,
 		Store: func(job uint32, names []state.Name) error { return n.store.SetNames(job, names) },
 	}
-	n.spool = spool.New(spool.Layout{Run: cfg.RunDir, Dir: cfg.SpoolDir}, cfg.Log)
+	n.spool = spool.New(spool.Layout{Run: cfg.RunDir, Dir: cfg.SpoolDir, Slurmd: cfg.SlurmdSpool}, cfg.Log)
 	n.gate.Silence = n.silence
 	n.spoolWatch = &spool.Room{What: "spool", Dir: cfg.SpoolDir}
 	n.reg.killWait = time.Duration(cfg.Site.KillWaitS) * time.Second

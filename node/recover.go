@@ -441,9 +441,12 @@ func (r *recovery) sweep() {
 	r.sweepDir(r.n.spool.PMIxDir(), of("")) // which the first step makes that needs it
 	// Batch scripts: the spool did not answer when their jobs ended.
 	r.sweepDir(r.n.spool.ScriptsDir(), func(name string) (uint32, bool) {
-		job, err := strconv.ParseUint(name, 10, 32)
+		job, err := strconv.ParseUint(strings.TrimPrefix(name, "job"), 10, 32) // an older noded's has no "job"
 		return uint32(job), err != nil || r.n.reg.job(uint32(job)) != nil
 	})
+	if err := r.n.spool.SweepJobLinks("job*"); err != nil {
+		r.n.log.Warnf("a leftover stays: %v", err)
+	}
 }
 
 // isJobs reports whether a place belongs to a job that was taken back, and not to a step:

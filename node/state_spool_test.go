@@ -300,7 +300,7 @@ func TestScriptsSwept(t *testing.T) {
 	tn.stop()
 	stay := []string{files.Script(runs.Job), files.Script(runs.Job + 1), filepath.Join(files.ScriptsDir(), "notes")}
 	for _, path := range append(stay[1:], files.Script(over.Job)) {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -34,6 +34,8 @@ type Config struct {
 	// one that holds the node, else "".
 	Partition string
 
+	// SlurmdSpoolDir is where slurmd has its files, "" where no file says it.
+	SlurmdSpoolDir string
 	// SpoolDir is SlurmdSpoolDir with "/stepd" added: slurmd's own spool is
 	// never ours. Default /var/spool/stepd.
 	SpoolDir string

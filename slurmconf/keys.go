@@ -84,6 +84,7 @@ func clusterName(v string) (string, *flaw) {
 
 func (l *loader) spoolDir(v string) (string, *flaw) {
 	dir, f := l.pattern(v)
+	l.cfg.SlurmdSpoolDir = dir
 	return joinDir(dir, "stepd"), f
 }
 

@@ -147,9 +147,9 @@ DebugFlags=cpu_bind,Backfill,JobContainer
 	})
 	want := &Config{
 		File: filepath.Join(dir, "slurm.conf"), ClusterName: "golden",
-		Node:      Node{Name: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}},
-		Partition: "p",
-		SpoolDir:  "/srv/vm/vm.site.org/stepd", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
+		Node:           Node{Name: "vm", CPUs: 64, RealMemory: 2048, Gres: []NodeGres{{Name: "gpu", Count: 2}}},
+		Partition:      "p",
+		SlurmdSpoolDir: "/srv/vm/vm.site.org", SpoolDir: "/srv/vm/vm.site.org/stepd", SlurmdLogFile: "/var/log/my slurmd.log", SlurmdDebug: "debug",
 		ProctrackType: "proctrack/linuxproc", TaskPlugin: []string{"task/affinity", "task/cgroup"},
 		TaskPluginParam: TaskPluginParam{Bind: "cores", Autobind: "threads", Verbose: true, OOMKillStep: true}, JobContainerType: "tmpfs", MpiDefault: "pmi2",
 		PlugStackConfig: filepath.Join(dir, "stack.conf"), PluginDir: []string{"/a", "/b"},

@@ -146,7 +146,7 @@ func WriteBatch(dir, name string, content []byte, user step.User) error {
 	_, err = f.Write(content)
 	if err == nil {
 		// Last: until then only root can open it.
-		err = f.Chown(int(user.UID), int(user.GID))
+		err = f.Chown(int(user.UID), -1)
 	}
 	err = errors.Join(err, f.Close())
 	// No fork of ours may keep the file open that was closed before: the user's execve of it

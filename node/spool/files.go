@@ -101,6 +101,56 @@ func RemoveBelow(dir, name string) error {
 	return nil
 }
 
+// MakeJobDir makes the directory of a job's batch script, with slurmstepd's owner and mode for it,
+// and a link to it in SlurmdSpoolDir, where Prolog and Epilog look for the script. What slurmd has
+// there stays.
+func (s *Spool) MakeJobDir(job, gid uint32) error {
+	dir := s.jobDir(job)
+	if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	err := errors.Join(os.Chmod(dir, 0o750), os.Chown(dir, -1, int(gid)))
+	if err != nil || s.Slurmd == "" {
+		return err
+	}
+	link := filepath.Join(s.Slurmd, jobName(job))
+	if err := os.Symlink(dir, link); err != nil && !s.linksTo(link, dir) {
+		s.log.WithField("job", job).Warnf("prolog and epilog do not find the batch script in SlurmdSpoolDir: %v", err)
+	}
+	return nil
+}
+
+func (s *Spool) linksTo(link, dir string) bool {
+	to, err := os.Readlink(link)
+	return err == nil && to == dir
+}
+
+// RemoveJobDir removes the directory of a job's batch script.
+func (s *Spool) RemoveJobDir(job uint32) error {
+	return s.Do(func() error {
+		return errors.Join(RemoveBelow(s.ScriptsDir(), jobName(job)), s.SweepJobLinks(jobName(job)))
+	})
+}
+
+// SweepJobLinks removes the links of MakeJobDir of these names (a pattern) whose directory is gone.
+func (s *Spool) SweepJobLinks(pattern string) (err error) {
+	if s.Slurmd == "" {
+		return nil
+	}
+	entries, _ := os.ReadDir(s.Slurmd) // without it there is no link
+	for _, e := range entries {
+		dir := filepath.Join(s.ScriptsDir(), e.Name())
+		link := filepath.Join(s.Slurmd, e.Name())
+		if ok, _ := filepath.Match(pattern, e.Name()); !ok || !s.linksTo(link, dir) {
+			continue
+		}
+		if _, gone := os.Lstat(dir); errors.Is(gone, os.ErrNotExist) {
+			err = errors.Join(err, os.Remove(link))
+		}
+	}
+	return err
+}
+
 // Log writes an event to a step's log.
 func (s *Spool) Log(log *os.File, e eventlog.Event) error {
 	return s.Do(func() error { return writeEvents(log, e) })

@@ -168,6 +168,8 @@ func (s *Spool) CloseFile(f *os.File) {
 type Layout struct {
 	// Run is emptied by a boot, Dir is the spool, which belongs to one noded; both are absolute.
 	Run, Dir string
+	// Slurmd is where slurmd's spool would be, "" where no file says it.
+	Slurmd string
 }
 
 func (l Layout) StepsDir() string             { return filepath.Join(l.Run, "steps") }
@@ -182,9 +184,15 @@ func (l Layout) Result(id step.ID) string     { return filepath.Join(l.ResultsDi
 func (l Layout) OutputDir() string            { return filepath.Join(l.Dir, "output") }
 func (l Layout) Output(id step.ID) string     { return filepath.Join(l.OutputDir(), id.String()) }
 func (l Layout) ScriptsDir() string           { return filepath.Join(l.Dir, "scripts") }
-func (l Layout) Script(job uint32) string     { return filepath.Join(l.ScriptsDir(), fmt.Sprint(job)) }
+func (l Layout) Script(job uint32) string     { return filepath.Join(l.jobDir(job), "slurm_script") }
 func (l Layout) EventsDir() string            { return filepath.Join(l.Dir, "events") }
 func (l Layout) Events(id step.ID) string     { return filepath.Join(l.EventsDir(), id.String()+".jsonl") }
+
+// jobDir is the directory of a job's batch script. Its name, and the script's, are as in slurmd's
+// spool: what begins a job's name is looked for there by the site's scripts.
+func (l Layout) jobDir(job uint32) string { return filepath.Join(l.ScriptsDir(), jobName(job)) }
+
+func jobName(job uint32) string { return fmt.Sprintf("job%05d", job) }
 
 // Make creates the directories. Users pass through RUN to their steps'
 // sockets, and through the spool to their batch scripts; of the rest of the
