@@ -72,7 +72,7 @@ var rules = []rule{
 const race = "task_init_privileged"
 
 // chainRules: a required plugin that fails ends the callback for those behind
-// it, an optional one does not (spank-behaviour §5).
+// it, an optional one does not (spank-behaviour §5); a positive code as a negative one.
 func chainRules() []rule {
 	const whole = "init init_post_opt user_init task_post_fork task_init_privileged task_init task_exit exit"
 	var out []rule
@@ -81,10 +81,7 @@ func chainRules() []rule {
 		for name, with := range map[string][2]string{"optional": {"optional", "-1"}, "required, positive": {"required", "1"}, "required, negative": {"required", "-1"}} {
 			called := strings.Fields(whole)
 			if with[0] == "required" {
-				called = slices.DeleteFunc(called, func(s string) bool { return s == cb })
-			}
-			if with[1] == "-1" && with[0] == "required" {
-				called = afterFailure(cb, called)
+				called = afterFailure(cb, slices.DeleteFunc(called, func(s string) bool { return s == cb }))
 			}
 			if cb == "task_post_fork" {
 				called = slices.DeleteFunc(called, func(s string) bool { return s == race })

@@ -280,8 +280,8 @@ func (h *hostProcess) strictFailure(err error) {
 	}
 }
 
-// strictCodes does the same for return codes that end a hook's chain alone,
-// those above 0: with SpankStrict=yes no required plugin fails for nothing.
+// strictCodes does the same for codes of which no answer tells, such as of an option's callback:
+// with SpankStrict=yes no required plugin fails for nothing.
 func (h *hostProcess) strictCodes(hooks []launch.HookTime) {
 	if !h.plan.Spec.Spank.Strict {
 		return
