@@ -187,7 +187,7 @@ func localUserInit(o *options.Run, p *plugins.Host, hooks mpi.Client, req *step.
 	if err != nil {
 		return nil, err
 	}
-	change := &step.LaunchChange{JobControl: p.Control()}
+	change := &step.LaunchChange{JobControl: p.Control(), JobControlUnset: p.Unset}
 	if change.Env, err = o.Environment(p, own); err != nil {
 		return nil, err
 	}

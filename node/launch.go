@@ -331,7 +331,7 @@ func (l *launching) change(c *step.LaunchChange) error {
 	}
 	control := c.JobControl
 	if !f.job.Leads(f.id) {
-		control = overlay(old, control)
+		control = overlay(old, control, c.JobControlUnset)
 	}
 	if slices.EqualFunc(old, control, bytes.Equal) {
 		return nil
@@ -339,10 +339,10 @@ func (l *launching) change(c *step.LaunchChange) error {
 	return f.n.store.SetJobControl(f.id.Job, control)
 }
 
-// overlay is env with what over has of the same names and beside them.
-func overlay(env, over [][]byte) [][]byte {
+// overlay is env without the names of unset, with what over has of the same names and beside them.
+func overlay(env, over, unset [][]byte) [][]byte {
 	names := make(map[string]bool, len(over))
-	for _, e := range over {
+	for _, e := range slices.Concat(over, unset) {
 		name, _, _ := bytes.Cut(e, []byte{'='})
 		names[string(name)] = true
 	}

@@ -158,8 +158,8 @@ func (s *Session) Exit(env []string) error {
 const stateMax = configMax
 
 // State returns the plugins' environ and the job control environment as they
-// are now.
-func (s *Session) State() (env []string, jobControl [][]byte, err error) {
+// are now, and the names that plugins have unset in the latter.
+func (s *Session) State() (env []string, jobControl, unset [][]byte, err error) {
 	err = s.watched(func() error {
 		return s.host.do(cmdState, nil, nil, func(r *reply) (err error) {
 			if r.kind != repState || len(r.fds) != 1 {
@@ -170,12 +170,12 @@ func (s *Session) State() (env []string, jobControl [][]byte, err error) {
 			defer f.Close()
 			b, err := readAll(f)
 			if err == nil {
-				env, jobControl, err = parseState(b)
+				env, jobControl, unset, err = parseState(b)
 			}
 			return err
 		})
 	})
-	return env, jobControl, err
+	return env, jobControl, unset, err
 }
 
 // readAll reads a memfd of the host's. It is the user's process that wrote it.
@@ -196,7 +196,7 @@ func readAll(f *os.File) ([]byte, error) {
 
 // parseState decodes the blob of REP_STATE. What is no NAME=VALUE in environ
 // is left out: putenv(3) lets anything in.
-func parseState(b []byte) (env []string, jobControl [][]byte, err error) {
+func parseState(b []byte) (env []string, jobControl, unset [][]byte, err error) {
 	r := reader{Reader: wire.Reader{B: b}}
 	for len(r.B) > 0 && r.Err == nil {
 		tag := r.U32() & 0xffff // the upper half are the flags
@@ -206,21 +206,24 @@ func parseState(b []byte) (env []string, jobControl [][]byte, err error) {
 		}
 		text := item.Take(int(min(item.U32(), stateMax+1)))
 		if item.Err != nil || len(item.B) > 0 {
-			return nil, nil, errors.New("the plugins' environment is malformed")
+			return nil, nil, nil, errors.New("the plugins' environment is malformed")
 		}
-		if at := bytes.IndexByte(text, '='); at <= 0 || bytes.IndexByte(text, 0) >= 0 {
+		at := bytes.IndexByte(text, '=')
+		if at <= 0 || bytes.IndexByte(text, 0) >= 0 {
 			continue
 		}
 		switch tag {
 		case tagHostEnv:
 			env = append(env, string(text))
 		case tagJobControl:
-			jobControl = append(jobControl, append([]byte(nil), text...))
+			jobControl = append(jobControl, bytes.Clone(text))
+		case tagEnvUnset:
+			unset = append(unset, bytes.Clone(text[:at]))
 		default:
-			return nil, nil, fmt.Errorf("the plugins' environment has an item of kind %d", tag)
+			return nil, nil, nil, fmt.Errorf("the plugins' environment has an item of kind %d", tag)
 		}
 	}
-	return env, jobControl, r.Err
+	return env, jobControl, unset, r.Err
 }
 
 // noValue is how a flag is written in the job control environment, as measured.

@@ -135,7 +135,7 @@ func TestSessionLocal(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	env, jc, err := s.State()
+	env, jc, _, err := s.State()
 	if err != nil || !slices.Contains(env, "FROM_INIT=1") || !slices.Contains(env, "SLURM_JOB_ID=9") || !slices.Contains(env, "HOME=/x") {
 		t.Errorf("state: %q, %v", env, err)
 	}
@@ -293,10 +293,11 @@ func FuzzParseState(f *testing.F) {
 	w := &writer{}
 	w.tlvStr(tagHostEnv, "A=b")
 	w.tlvStr(tagJobControl, "C=d")
+	w.tlvStr(tagEnvUnset, "E=")
 	f.Add(w.B)
 	f.Add([]byte("\x20\x00\x00\x00\xff\xff\xff\xff"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		env, jc, err := parseState(b)
+		env, jc, unset, err := parseState(b)
 		if err != nil {
 			return
 		}
@@ -308,6 +309,11 @@ func FuzzParseState(f *testing.F) {
 		for _, e := range jc {
 			if strings.IndexByte(string(e), '=') < 1 {
 				t.Fatalf("%q is no variable", e)
+			}
+		}
+		for _, name := range unset {
+			if len(name) == 0 || strings.ContainsAny(string(name), "=\x00") {
+				t.Fatalf("%q is no name", name)
 			}
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -265,7 +266,11 @@ func ValidateChange(c *step.LaunchChange) error {
 	if err := checkEnv(c.Env); err != nil {
 		return err
 	}
-	return checkJobControl(c.JobControl)
+	all := slices.Clone(c.JobControl)
+	for _, name := range c.JobControlUnset {
+		all = append(all, append(slices.Clone(name), '='))
+	}
+	return checkJobControl(all)
 }
 
 func checkSpank(r *step.Request) error {

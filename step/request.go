@@ -149,8 +149,10 @@ type LaunchChange struct {
 	// Env replaces the request's; see Pack for EnvBinary.
 	Env       []string       `json:"env"`
 	EnvBinary map[int]string `json:"env_binary,omitempty"`
-	// JobControl replaces the job's, where the step is the job's first one.
-	JobControl [][]byte `json:"job_control,omitempty"`
+	// JobControl replaces the job's, where the step is the job's first one. In an allocation it is
+	// put over the job's, of which the names of JobControlUnset go.
+	JobControl      [][]byte `json:"job_control,omitempty"`
+	JobControlUnset [][]byte `json:"job_control_unset,omitempty"`
 }
 
 // Pack prepares the change for JSON, as Request.Pack.

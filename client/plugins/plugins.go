@@ -45,6 +45,7 @@ type Host struct {
 	Shell      string   // what run is given to be an allocation's shell, "" for one here
 	Env        []string // environ, as plugins have left it
 	jobControl [][]byte
+	Unset      [][]byte // names that plugins have taken out of the job control environment
 	PostOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
 	ExitEnv    []string // what environ has besides, at slurm_spank_exit
 	told       bool     // how the host has ended
@@ -327,7 +328,7 @@ func (p *Host) give(i int, v []byte) error {
 }
 
 func (p *Host) readState() error {
-	env, jc, err := p.Session.State()
+	env, jc, unset, err := p.Session.State()
 	if err != nil {
 		return err
 	}
@@ -340,7 +341,7 @@ func (p *Host) readState() error {
 		name, _, _ := strings.Cut(e, "=")
 		return given[name]
 	})
-	p.jobControl = jc
+	p.jobControl, p.Unset = jc, unset
 	return nil
 }
 

@@ -112,8 +112,10 @@ SPANK_API spank_err_t spank_job_control_setenv(spank_t spank, const char *var, c
 	if (err != ESPANK_SUCCESS)
 		return err;
 	/* Measured: an existing one stays, and that is no error here. */
-	if (overwrite || env_get(&host.job_control, var) == NULL)
+	if (overwrite || env_get(&host.job_control, var) == NULL) {
 		env_set(&host.job_control, var, val);
+		env_unset(&host.job_control_gone, var);
+	}
 	return ESPANK_SUCCESS;
 }
 
@@ -121,7 +123,12 @@ SPANK_API spank_err_t spank_job_control_unsetenv(spank_t spank, const char *var)
 {
 	spank_err_t err = job_control(spank, var != NULL);
 
-	if (err == ESPANK_SUCCESS)
-		env_unset(&host.job_control, var);
-	return err;
+	if (err != ESPANK_SUCCESS)
+		return err;
+	env_unset(&host.job_control, var);
+	/* A run in an allocation has an environment of its own, which begins empty (measured): its
+	 * unset is about what the allocation has set. */
+	if (env_name_ok(var))
+		env_set(&host.job_control_gone, var, "");
+	return ESPANK_SUCCESS;
 }

@@ -121,6 +121,7 @@ void command_state(struct host *h, struct outcome *out)
 	char ***environment = dlsym(RTLD_DEFAULT, "environ");
 	put_strings(to, TAG_HOST_ENV, environment ? *environment : NULL);
 	put_strings(to, TAG_JOB_CONTROL, h->job_control.v);
+	put_strings(to, TAG_ENV_UNSET, h->job_control_gone.v);
 	if (fclose(to) != 0) {
 		fail(out, errno, "cannot write the environment to a memfd");
 		return;

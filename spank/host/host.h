@@ -123,6 +123,7 @@ struct host {
 	pid_t group;	/* of the tasks: the first one's pid, 0 before its fork */
 	struct env env; /* the job's environment */
 	struct env job_control;
+	struct env job_control_gone; /* NAME= of what plugins have unset, which the job may have */
 	char **argv; /* the tasks' command */
 	int argc;
 	/* Where we are. */

@@ -121,7 +121,8 @@ enum host_rep {
 	REP_STREAM = 108,
 	/* u32 rank; i32 pid; descriptor: the write end of a pipe, by a byte of which the process begins */
 	REP_EPILOG = 109,
-	/* fd: memfd (TLV): TAG_HOST_ENV per entry of environ, TAG_JOB_CONTROL per job control variable */
+	/* fd: memfd (TLV): TAG_HOST_ENV per entry of environ, TAG_JOB_CONTROL per job control variable,
+	 * TAG_ENV_UNSET (NAME=) per one that a plugin has unset */
 	REP_STATE = 107,
 };
 

@@ -71,6 +71,7 @@ static bool read_config(struct host *h, int fd, struct outcome *out)
 		return fail(out, EPROTO, "cannot use the configuration: %s", why);
 	h->env = h->cfg.env;
 	h->job_control = h->cfg.job_control;
+	env_init(&h->job_control_gone);
 	h->argv = h->cfg.argv;
 	h->argc = h->cfg.argc;
 	h->tasks = must_zero(h->cfg.ntasks, sizeof(*h->tasks));
