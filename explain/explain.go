@@ -88,7 +88,7 @@ func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanat
 		Stage: e.stage(), MPI: e.mpi(),
 	}
 	for _, find := range []func(){
-		e.state, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.limits, e.held, e.leftovers, e.doing,
+		e.crash, e.state, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.limits, e.held, e.leftovers, e.doing,
 	} {
 		find()
 	}

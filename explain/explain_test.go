@@ -87,12 +87,12 @@ func cases() map[string]struct {
 		}), nil},
 		"plugin crash": {ran(step.Failed, 1, func(r *step.Record) {
 			r.Started, r.Tasks[0].State, r.Tasks[0].Status = nil, step.TaskFailed, nil
-			r.Reason = `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`
-			r.PluginCrash = &step.PluginCrash{Path: "/usr/lib/x.so", Hook: "slurm_spank_user_init", Required: true}
+			r.Reason = `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV at x.so+0x1119 (slurm_spank_user_init+0x15)`
+			r.PluginCrash = &step.PluginCrash{Path: "/usr/lib/x.so", Hook: "slurm_spank_user_init", Required: true, Cause: r.Reason}
 			r.ExitCode = ptr(1)
 		}), []eventlog.Event{
 			stage(0, "init"), failed(1, "init", ""), stage(1, "user_init"),
-			failed(5, "user_init", `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV`),
+			failed(5, "user_init", "spankhost is gone"),
 			at(5, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_user_init"}),
 		}},
 		"hook that fails": {ran(step.Failed, 2, func(r *step.Record) { r.ExitCode, r.Reason = ptr(1), "" }), []eventlog.Event{

@@ -3,6 +3,7 @@ package explain
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -47,7 +48,10 @@ func (e *explainer) stages() {
 		f := Finding{Kind: KindStage}
 		switch {
 		case launch && s.Error != "":
-			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s: %s", s.Name, does, s.Error)
+			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s", s.Name, does)
+			if !e.said(s.Error) { // else it is the crash
+				f.Text += ": " + s.Error
+			}
 			f.Hint = stageHints()[s.Name]
 		case launch && s.Ended == nil && !e.rec.State.Final():
 			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s, for %s", s.Name, does, round(e.now.Sub(s.Begun)))
@@ -56,7 +60,7 @@ func (e *explainer) stages() {
 			}
 		case launch && s.Ended == nil && e.rec.Reason != "" && !e.tasksRan():
 			f.Text = fmt.Sprintf("the launch had reached its stage %s, where %s", s.Name, does)
-		case !launch && s.Error != "":
+		case !launch && s.Error != "" && !e.said(s.Error):
 			f.Text = fmt.Sprintf("at the step's end, %s failed: %s", strings.TrimPrefix(s.Name, "undo "), s.Error)
 		default:
 			continue
@@ -88,19 +92,44 @@ const (
 
 func (e *explainer) tasksRan() bool { return e.rec.Started != nil }
 
-// plugins finds hooks that failed, crashed or hang.
-func (e *explainer) plugins() {
-	crash := e.rec.PluginCrash
-	if crash != nil {
-		kind := "optional: it may be left out with QuarantineAfter"
-		if crash.Required {
-			kind = "required: no step runs without it"
-		}
-		e.add(Finding{
-			Kind: KindPlugin, Text: fmt.Sprintf("plugin %q crashed or was ended in %s; it is %s", crash.Path, crash.Hook, kind),
-			Hint: "stepctl plugins --check; a core file of spankhost has the place",
-		})
+// crash finds the plugin that took its process down, or a task: the first finding, in the
+// record's own words.
+func (e *explainer) crash() {
+	if !e.rec.State.Final() {
+		return
 	}
+	f := Finding{Kind: KindPlugin, Hint: "stepctl plugins --check; a core file of spankhost has more"}
+	at := func(plugin, hook string) int {
+		return slices.IndexFunc(e.log.hooks, func(h hookFailure) bool { return h.rc == nil && h.plugin == plugin && h.hook == hook })
+	}
+	n := -1
+	if c := e.rec.PluginCrash; c != nil {
+		n = at(filepath.Base(c.Path), c.Hook)
+		f.Text = cmp.Or(c.Cause, fmt.Sprintf("plugin %q crashed or was ended in %s", c.Path, c.Hook))
+		if c.Required {
+			f.Hint = "it is required: no step runs without it; " + f.Hint
+		} else {
+			f.Hint = "it is optional, and may be left out with QuarantineAfter; " + f.Hint
+		}
+	} else {
+		n = slices.IndexFunc(e.log.hooks, func(h hookFailure) bool {
+			return h.rc == nil && strings.HasPrefix(e.rec.Reason, fmt.Sprintf("plugin %q: %s", h.plugin, h.hook))
+		})
+		f.Text = e.rec.Reason
+	}
+	if n >= 0 {
+		h := e.log.hooks[n]
+		slices.Sort(h.ranks)
+		f.Ranks = step.FormatCPUList(h.ranks)
+		e.log.hooks = slices.Delete(e.log.hooks, n, n+1) // it is said
+	} else if e.rec.PluginCrash == nil {
+		return
+	}
+	e.add(f)
+}
+
+// plugins finds hooks that failed or hang.
+func (e *explainer) plugins() {
 	for _, h := range e.log.hooks {
 		slices.Sort(h.ranks)
 		f := Finding{Kind: KindPlugin, Ranks: step.FormatCPUList(h.ranks)}

@@ -200,7 +200,7 @@ func TestRootExplainHook(t *testing.T) {
 	if r := n.ctl(t, "run", "true"); r.code != 1 {
 		t.Fatal(r)
 	}
-	n.explained(t, n.lastEnded(t).id(), "the launch stopped at its stage user_init", "crashed or was ended in slurm_spank_user_init; it is required")
+	n.explained(t, n.lastEnded(t).id(), "the launch stopped at its stage user_init", "slurm_spank_user_init: killed by SIGSEGV at rude.so+0x", "it is required: no step runs without it")
 }
 
 // TestRootExplainKilledStepd: of a start that hangs, noded knows how far the ranks

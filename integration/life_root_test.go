@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -318,4 +319,92 @@ func TestRootInitOfItsOwn(t *testing.T) {
 		}
 		contains(t, typ, r.err, why)
 	}
+}
+
+// TestRootCrashPlace: a crash is told with the object, its offset and the function, of the plugin itself and where it
+// has called a library; it is explain's first finding, once, and an error in noded's log.
+func TestRootCrashPlace(t *testing.T) {
+	n := startNode(t, site{})
+	marks := n.markFile(t)
+	for _, c := range []struct{ hook, do, sig string }{
+		{"init", "*(volatile int *)0 = 0", "SIGSEGV"},
+		{"user_init", "__builtin_trap()", "SIGILL"},
+		{"task_init_privileged", "*(volatile int *)0 = 0", "SIGSEGV"},
+		{"task_init", "*(volatile int *)0 = 0", "SIGSEGV"},
+		{"task_post_fork", "((void (*)(void))0)()", "SIGSEGV"},
+		{"task_exit", "abort()", "SIGABRT"},
+		{"exit", "strcpy(*argv - (uintptr_t)*argv, \"x\")", "SIGSEGV"},
+	} {
+		so := life(t, n, "crash", marks, "-fno-builtin", "-DTASK_HOOKS", `-DIN=".0]"`, "-DFAILS="+c.do)
+		n.stack(t, "required "+so+" "+c.hook)
+		r := n.ctl(t, "run", "sleep", "0.1")
+		if r.code == 0 {
+			t.Errorf("%s: %v", c.hook, r)
+		}
+		n.idle(t)
+		first := regexp.MustCompile(`^plugin "crash.so": slurm_spank_` + c.hook + `( \(rank 0\))?: killed by ` + c.sig + ` at ([^(]+(\([^)]*\))?, called at )?` +
+			`crash\.so\+0x[0-9a-f]+ \(slurm_spank_` + c.hook + `\+0x[0-9a-f]+\)$`)
+		x := n.explained(t, n.last(t).id())
+		told := ""
+		if len(x.Findings) > 0 {
+			told = x.Findings[0].Text
+		}
+		if !first.MatchString(told) {
+			t.Errorf("%s: the first finding is %q", c.hook, told)
+		}
+		for _, f := range x.Findings[1:] {
+			if regexp.MustCompile(`slurm_spank_` + c.hook + `[^_,]`).MatchString(f.Text) && f.Kind == "plugin" {
+				t.Errorf("%s: %q is followed by %q", c.hook, told, f.Text)
+			}
+		}
+		contains(t, "stderr", r.err, ": error: "+told+"\n")
+		n.logs(t, "level=error msg=\""+strings.ReplaceAll(told, `"`, `\"`)+"\"")
+		must(t, os.Truncate(marks, 0))
+	}
+}
+
+// TestRootSlurmdLife: init() and fini() in slurmd context: what goes wrong in init() keeps noded from starting with a
+// required plugin alone, and nothing in fini() keeps it from its stop.
+func TestRootSlurmdLife(t *testing.T) {
+	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
+	marks := n.markFile(t)
+	n.kill9(t)
+	const slurmd = `-DIN="[slurmd]"`
+	for do, why := range map[string]string{
+		"return 1":         "init() returned 1",
+		"abort()":          "init(): killed by SIGABRT",
+		"exit(7)":          "init(): called exit(7)",
+		"for (;;) pause()": "init(): did not return within 1s (HookTimeout in stepd.conf)",
+	} {
+		so := life(t, n, "ends", marks, slurmd, "-DBEGIN="+do)
+		n.write(t, "plugstack.conf", "optional "+so+"\n")
+		n.boot(t)
+		contains(t, do, n.wholeLog(t), why)
+		must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+		<-n.done
+		n.write(t, "plugstack.conf", "required "+so+"\n")
+		code, out := runNoded(t, nil, "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"))
+		if code != 1 || !strings.Contains(out, "cannot start with the plugin stack") || !strings.Contains(out, "init()") {
+			t.Errorf("required, %s: exit code %d: %s", do, code, out)
+		}
+	}
+	for do, why := range map[string]string{
+		"abort()":          "fini(): killed by SIGABRT",
+		"exit(7)":          "fini(): called exit(7)",
+		"for (;;) pause()": "fini(): did not return within 1s (HookTimeout in stepd.conf)",
+	} {
+		for _, flag := range []string{"optional", "required"} {
+			so := life(t, n, "ends", marks, slurmd, "-DFINI="+do)
+			n.write(t, "plugstack.conf", flag+" "+so+"\n")
+			n.boot(t)
+			must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+			<-n.done
+			if code := n.cmd.ProcessState.ExitCode(); code != 0 {
+				t.Errorf("%s %s: exit code %d", flag, do, code)
+			}
+			n.logs(t, why)
+		}
+	}
+	n.write(t, "plugstack.conf", "")
+	n.boot(t)
 }

@@ -32,7 +32,7 @@ func TestRootPluginFiles(t *testing.T) {
 		{"no hooks", bad("nohooks", "-DNO_HOOKS"), false, "hook"},
 		{"undefined data", bad("undefdata", "-DUNDEFINED_DATA"), false, "no_such_data_xyz"},
 		{"undefined function", bad("undeffunc", "-DUNDEFINED_FUNCTION"), true, ""},
-		{"another type", bad("othertype", "-DTYPE=\"select/bad\""), true, ""},
+		{"another type", bad("othertype", "-DTYPE=\"select/bad\""), false, `its plugin_type is "select/bad"`},
 		{"no spank_plugin_version", bad("nospv", "-DNO_SPANK_VERSION"), true, ""},
 		{"21.08", bad("r2108", "-DVERSION=0x150808"), true, ""},
 		{"23.02.7", bad("r2302", "-DVERSION=0x170207"), true, ""},

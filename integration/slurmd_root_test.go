@@ -112,7 +112,7 @@ func TestRootSlurmdFailures(t *testing.T) {
 		{"required init exits", line("required", "init", "exit"), false, `plugin "client.so": slurm_spank_init: called exit(0)`},
 		{"required init closes descriptors", line("required", "init", "closefds"), false, `plugin "client.so": slurm_spank_init: closed descriptors of the process that called it`},
 		{"optional init fails", line("optional", "init", "rc=-1"), true, ""},
-		{"optional init crashes", line("optional", "init", "abort"), true, `plugin \"client.so\": slurm_spank_init: killed by SIGABRT; the plugin is optional: starting without it`},
+		{"optional init crashes", line("optional", "init", "abort"), true, `plugin \"client.so\": slurm_spank_init: killed by SIGABRT`},
 		{"required is missing", "required /no/such.so\n", false, "plugstack.conf:1: Failed to load plugin /no/such.so. Aborting"},
 		{"optional is missing", "optional /no/such.so\nrequired " + other + " mark=" + marks + "\n", true, "Failed to load optional plugin /no/such.so. Ignored"},
 		{"required exit fails", line("required", "slurmd_exit", "rc=-1"), true, `plugin \"client.so\": slurm_spank_slurmd_exit: failed with rc=-1`},

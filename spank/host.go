@@ -63,6 +63,7 @@ type Host struct {
 	sink    func(launch.HostRecord) // hears the log
 	threads atomic.Pointer[threads] // the last that a plugin left running
 	left    []string                // guarded by logMu: what left threads running in a step
+	crashes crashPlaces             // guarded by logMu
 	quiet   bool                    // what plugins lack is not for the user
 
 	buf, oob []byte // of recv, made once: a step has a reply for each task
@@ -188,11 +189,15 @@ func (h *Host) Crash(id int, cause string) (err *launch.HookError, ok bool) {
 		return nil, false
 	}
 	w, fault := h.board.where(id)
-	crashed := id < 0 && isCrash(cause)
-	if crashed {
-		h.drainLog() // its last record may name the threads of a plugin
+	crashed := isCrash(cause)
+	if crashed && (id < 0 || w.InHook()) {
+		// Its last records say where it was, and may name the threads of a plugin.
+		h.drainLog()
+		h.logMu.Lock()
+		cause = h.crashes.after(id, cause)
+		h.logMu.Unlock()
 	}
-	if t := h.threads.Load(); crashed && t != nil {
+	if t := h.threads.Load(); crashed && id < 0 && t != nil {
 		if w.InHook() {
 			cause += fmt.Sprintf(", in that hook or in %s that %s has left running in %s", t, h.PluginName(t.plugin), t.hook)
 		} else {

@@ -64,6 +64,7 @@ const (
 	recWarn    = 203
 	recThreads = 204
 	recLimit   = 205
+	recCrash   = 206
 )
 
 const (

@@ -3,6 +3,7 @@ package spank
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -134,10 +135,45 @@ func (h *Host) parseRecord(b []byte) (launch.HostRecord, bool) {
 			return rec, false
 		}
 		rec.Level, rec.LocalID, rec.Limit, rec.Text = launch.LogInfo, id, l, l.String()
+	case recCrash:
+		h.crashes.note(r.U32(), len(h.ranks), syscall.Signal(r.U32()), r.str())
+		return rec, false // Crash has the use of it
 	default:
 		return rec, false
 	}
 	return rec, r.Err == nil
+}
+
+// crashPlaces is what processes say of where they crash, by local id; -1 is the host.
+type crashPlaces map[int]crashPlace
+
+type crashPlace struct {
+	signal syscall.Signal
+	where  string
+}
+
+// note keeps the word of a process that crashes, the first one. It may be a user's.
+func (c *crashPlaces) note(rank uint32, tasks int, sig syscall.Signal, where string) {
+	id := -1
+	if rank != noRank {
+		id = int(rank)
+	}
+	unprintable := func(c rune) bool { return c < ' ' || c > '~' }
+	if _, said := (*c)[id]; said || id >= tasks || where == "" || strings.ContainsFunc(where, unprintable) {
+		return
+	}
+	if *c == nil {
+		*c = make(crashPlaces)
+	}
+	(*c)[id] = crashPlace{sig, where}
+}
+
+// after is the cause of an end with the place behind it, where the process has said it.
+func (c crashPlaces) after(id int, cause string) string {
+	if at, ok := c[id]; ok && cause == "killed by "+unix.SignalName(at.signal) {
+		return cause + " at " + at.where
+	}
+	return cause
 }
 
 // limitOf is a limit of setrlimit(2); RLIM_INFINITY is nil.

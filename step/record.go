@@ -127,6 +127,9 @@ type PluginCrash struct {
 	Path     string `json:"path"`
 	Hook     string `json:"hook"`
 	Required bool   `json:"required,omitempty"`
+	// Cause is all of it in words, with the rank and the place in the code: `plugin "x.so":
+	// slurm_spank_user_init: killed by SIGSEGV at x.so+0x1119 (slurm_spank_user_init+0x15)`.
+	Cause string `json:"cause,omitempty"`
 }
 
 // Task is one rank of a Record.

@@ -310,7 +310,7 @@ func noteCrash(rec *step.Record, h *launch.HookError) {
 		return
 	}
 	if h.RC == nil && h.Path != "" && rec.PluginCrash == nil {
-		rec.PluginCrash = &step.PluginCrash{Path: h.Path, Hook: h.Hook, Required: h.Required}
+		rec.PluginCrash = &step.PluginCrash{Path: h.Path, Hook: h.Hook, Required: h.Required, Cause: h.Error()}
 	}
 }
 

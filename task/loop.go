@@ -318,7 +318,7 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	status, failed, crash := l.recordEnd(e, was)
 	l.unreported = l.unreported || failed
 	if crash != "" {
-		l.messages.say(crash)
+		l.messages.sayError(crash)
 	}
 	if was == taskForked && !failed {
 		// A short task's end may be heard before its exec.

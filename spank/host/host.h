@@ -235,6 +235,9 @@ bool stack_begin(struct host *h, struct outcome *out);
 /* Closes every plugin, after its fini() where fini is set. */
 void stack_end(struct host *h, bool fini);
 
+/* crash.c: has a process say where it was when it crashes. */
+void crash_catch(void);
+
 /* stack.c */
 void stack_load(struct host *h);
 /* Calls one hook of every kept plugin. False when a required one failed for

@@ -139,6 +139,9 @@ enum host_rec {
 	REC_THREADS = 204,
 	/* A limit is lower than the user passes it on: u32 rank; u64 wanted, had (~0 is none); string name */
 	REC_LIMIT = 205,
+	/* A signal of its own making ends the process: u32 rank; u32 signal; string where
+	 * ("crash.so+0x1119 (slurm_spank_task_init+0x15)") */
+	REC_CRASH = 206,
 };
 
 enum log_level {

@@ -122,6 +122,8 @@ static void set_signals(uint32_t context)
 static bool take_place(struct host *h, struct outcome *out)
 {
 	set_signals(h->cfg.context);
+	if (h->cfg.nplugins > 0)
+		crash_catch();
 	if (h->cfg.context == S_CTX_LOCAL || h->cfg.context == S_CTX_ALLOCATOR)
 		return true;
 	umask(022);

@@ -169,6 +169,8 @@ static void reset_signals(const struct host *h)
 	(void)sigprocmask(SIG_SETMASK, &all, NULL);
 	take_pending(h, &sent);
 	signals_default();
+	if (h->cfg.nplugins > 0)
+		crash_catch(); /* till execve takes it away */
 	for (int sig = 1; sig < NSIG; sig++) {
 		if (sigismember(&sent, sig) == 1)
 			(void)kill(getpid(), sig);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A plugin with init(), fini(), an atexit handler, a constructor and a destructor, each of which
  * writes NAME, the context and what it is to MARKS. IN=TEXT is the title of the host in which
- * BEGIN and FINI, statements, are carried out in init() and fini(); elsewhere it behaves. */
+ * BEGIN and FINI, statements, are carried out in init() and fini(), and FAILS in the hook that is the first
+ * argument, which then returns -1; elsewhere it behaves. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -27,6 +28,9 @@
 #endif
 #ifndef FINI
 #define FINI
+#endif
+#ifndef FAILS
+#define FAILS
 #endif
 
 const char plugin_name[] = NAME, plugin_type[] = TYPE;
@@ -119,14 +123,15 @@ void fini(void)
 #define HOOK(hook)                                                                                 \
 	int slurm_spank_##hook(spank_t spank, int argc, char **argv)                               \
 	{                                                                                          \
-		(void)spank;                                                                       \
 		if (ends[1] > 0)                                                                   \
 			(void)!write(ends[1], "x", 1);                                             \
 		mark(#hook);                                                                       \
-		return argc > 0 && strcmp(argv[0], #hook) == 0 ? -1 : 0;                           \
+		if (argc == 0 || strcmp(argv[0], #hook) != 0 || !is_here())                        \
+			return 0;                                                                  \
+		FAILS;                                                                             \
+		return -1;                                                                         \
 	}
 
-#ifndef OPTIONS_ALONE
 HOOK(init)
 HOOK(init_post_opt)
 HOOK(local_user_init)
@@ -137,4 +142,7 @@ HOOK(exit)
 HOOK(job_prolog)
 HOOK(job_epilog)
 HOOK(slurmd_exit)
+#ifdef TASK_HOOKS
+HOOK(task_init_privileged)
+HOOK(task_init)
 #endif
