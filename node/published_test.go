@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"stepd/api"
+	"stepd/internal/testkit"
 	"stepd/step"
 )
 
@@ -18,7 +19,7 @@ func TestPublished(t *testing.T) {
 	digest, broken := "first", error(nil)
 	dir := t.TempDir()
 	tn := start(t, dir, func(c *Config) { c.Stack = func() (Stack, error) { return Stack{Digest: digest}, broken } })
-	client, _ := serveAs(t, tn, always(1000))
+	client, _ := serveAs(t, tn, testkit.Always(1000))
 	at := &api.Client{Socket: tn.spool.Socket()}
 	if r, err := at.Published(); err == nil {
 		t.Errorf("before the first call: %+v", r)

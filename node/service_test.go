@@ -12,9 +12,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"stepd/api"
+	"stepd/internal/testkit"
 	"stepd/node/serve"
 	"stepd/step"
 )
@@ -182,28 +182,11 @@ func serveAs(t *testing.T, tn *testNode, uid func() uint32) (*api.Client, *serve
 	return &api.Client{Socket: filepath.Join(tn.cfg.RunDir, hiddenSocket)}, server
 }
 
-// always is a uid function.
-func always(uid uint32) func() uint32 { return func() uint32 { return uid } }
-
-// dial connects and says nothing.
-func dial(t *testing.T, client *api.Client) net.Conn {
-	t.Helper()
-	c, err := net.Dial("unix", client.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
 // TestSteps: a step by the socket, from the request to its record, its events and its
 // output.
 func TestSteps(t *testing.T) {
 	tn := fresh(t)
-	client, _ := serveAs(t, tn, always(1000))
+	client, _ := serveAs(t, tn, testkit.Always(1000))
 	req := request("exit", "6")
 	r, err := client.Run(t.Context(), &api.RunRequest{Request: &req})
 	if err != nil {
@@ -251,7 +234,7 @@ func TestSteps(t *testing.T) {
 // TestClientGone: a request that waits ends with its client.
 func TestClientGone(t *testing.T) {
 	tn := fresh(t)
-	client, server := serveAs(t, tn, always(1000))
+	client, server := serveAs(t, tn, testkit.Always(1000))
 	id := tn.run(1000, request("wait"))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

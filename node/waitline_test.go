@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/internal/testkit"
 	"stepd/node/selection"
 	"stepd/node/spool"
 	"stepd/node/store"
@@ -162,7 +163,7 @@ func TestImmediateOver(t *testing.T) {
 // at once, whatever it has sent behind its request.
 func TestImmediateGone(t *testing.T) {
 	tn := &lineNode{testNode: fresh(t)}
-	client, _ := serveAs(t, tn.testNode, always(1000))
+	client, _ := serveAs(t, tn.testNode, testkit.Always(1000))
 	hold := request("wait")
 	hold.NTasks = 4
 	tn.until(tn.run(1000, hold), step.Running)
@@ -174,7 +175,7 @@ func TestImmediateGone(t *testing.T) {
 	for name, behind := range map[string]string{"nothing": "", "a byte": "x", "a request": head + string(body)} {
 		for _, half := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s behind, half %v", name, half), func(t *testing.T) {
-				c := dial(t, client)
+				c := testkit.Dial(t, client.Socket, testTimeout)
 				if _, err := io.WriteString(c, head+string(body)); err != nil {
 					t.Fatal(err)
 				}

@@ -342,22 +342,8 @@ func (b *bench) samplingRows() error {
 			steps = append(steps, s)
 		}
 	}
-	cpu := make(series, len(steps))
-	look := func(sign float64) error {
-		for i, s := range steps {
-			ns, err := cpuOf(s.stepd)
-			if err != nil {
-				return err
-			}
-			cpu[i] += sign * float64(ns)
-		}
-		return nil
-	}
-	if err := look(-1); err != nil {
-		return err
-	}
-	time.Sleep(window)
-	if err := look(1); err != nil {
+	cpu, err := cpuWithin(window, steps)
+	if err != nil {
 		return err
 	}
 	n[0].cancelAll()
@@ -379,6 +365,26 @@ func (b *bench) samplingRows() error {
 		fmt.Fprintf(w, "every %d s\t%d\t%s\t%s\n", freq, u.Samples, each, ms(cpu[i]))
 	}
 	return w.Flush()
+}
+
+// cpuWithin is the CPU time that each step's stepd takes within a time from now.
+func cpuWithin(window time.Duration, steps []sampled) (series, error) {
+	cpu := make(series, len(steps))
+	look := func(sign float64) error {
+		for i, s := range steps {
+			ns, err := cpuOf(s.stepd)
+			if err != nil {
+				return err
+			}
+			cpu[i] += sign * float64(ns)
+		}
+		return nil
+	}
+	if err := look(-1); err != nil {
+		return nil, err
+	}
+	time.Sleep(window)
+	return cpu, look(1)
 }
 
 // sampled is a step of sleeping tasks.

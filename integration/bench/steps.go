@@ -64,48 +64,64 @@ func (b *bench) bareLoop() (string, error) {
 	return bare, nil
 }
 
-// launchRows are the rows of one size.
-func (b *bench) launchRows(w *tabwriter.Writer, n nodes, bare string, s size) error {
+// launches are the launches of one size: of each release, of the bare loop and of slurmstepd.
+type launches struct {
+	of              [][]launch
+	loops, original []launch
+	slurmErr        error // why there is nothing of slurmstepd
+}
+
+// launch measures the launches of one size.
+func (b *bench) launch(n nodes, bare string, s size) (*launches, error) {
 	rec, err := b.events()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	of := make([][]launch, len(n))
-	var loops, original []launch
-	slurm, slurmErr := b.slurm()
+	m := &launches{of: make([][]launch, len(n))}
+	slurm, err := b.slurm()
+	m.slurmErr = err
 	for i := range s.runs + 1 {
 		err := n.turns(i, func(k int, node *noded) error {
 			l, err := measure(rec, node.pid(), s.n, node.run("-n", fmt.Sprint(s.n), "--overcommit", "/bin/true"))
-			of[k] = append(of[k], l)
+			m.of[k] = append(m.of[k], l)
 			return err
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if b.base != "" {
 			continue
 		}
 		l, err := measureBare(rec, s.n, bare, fmt.Sprint(s.n))
 		if err != nil {
-			return err
+			return nil, err
 		}
-		loops = append(loops, l)
-		if slurmErr == nil {
-			l, slurmErr = measure(rec, slurm.pid(), s.n, slurm.run(s.n))
-			original = append(original, l)
+		m.loops = append(m.loops, l)
+		if m.slurmErr == nil {
+			l, m.slurmErr = measure(rec, slurm.pid(), s.n, slurm.run(s.n))
+			m.original = append(m.original, l)
 		}
 	}
-	for k := range of {
-		of[k] = of[k][1:] // the first of each warms the caches
+	for k := range m.of {
+		m.of[k] = m.of[k][1:] // the first of each warms the caches
+	}
+	if m.slurmErr != nil {
+		m.original = nil
+	}
+	return m, nil
+}
+
+// launchRows are the rows of one size.
+func (b *bench) launchRows(w *tabwriter.Writer, n nodes, bare string, s size) error {
+	m, err := b.launch(n, bare, s)
+	if err != nil {
+		return err
 	}
 	if b.base != "" {
 		for _, sp := range []span{toFirst, toLast, asked, toEnd} {
-			b.beside(w, sp.what, s.n, []series{sp.series(of[0]), sp.series(of[1])}, ms)
+			b.beside(w, sp.what, s.n, []series{sp.series(m.of[0]), sp.series(m.of[1])}, ms)
 		}
 		return nil
-	}
-	if slurmErr != nil {
-		original = nil
 	}
 	loop := forks
 	if s.n == 1 {
@@ -118,16 +134,16 @@ func (b *bench) launchRows(w *tabwriter.Writer, n nodes, bare string, s size) er
 		err        error
 	}{
 		{span: toFirst},
-		{toLast, loop, loop.what, loops, nil},
-		{toLast, toLast, "slurmstepd", original, slurmErr},
+		{toLast, loop, loop.what, m.loops, nil},
+		{toLast, toLast, "slurmstepd", m.original, m.slurmErr},
 		{span: asked},
-		{toEnd, toEnd, "slurmstepd", original, slurmErr},
+		{toEnd, toEnd, "slurmstepd", m.original, m.slurmErr},
 	} {
 		var peer series
 		if len(r.launches) > 0 {
 			peer = r.peer.series(r.launches[1:])
 		}
-		row(w, r.span.what, s.n, r.span.series(of[0]), r.name, peer, r.err)
+		row(w, r.span.what, s.n, r.span.series(m.of[0]), r.name, peer, r.err)
 	}
 	return nil
 }

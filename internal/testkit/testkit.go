@@ -3,8 +3,10 @@
 package testkit
 
 import (
+	"net"
 	"os"
 	"testing"
+	"time"
 )
 
 // RequireRoot skips a test that needs root and the kernel's real objects;
@@ -41,3 +43,21 @@ func Slower() int {
 	}
 	return 1
 }
+
+// Dial connects to a socket and sends nothing. What the test does with the connection takes no
+// longer than limit.
+func Dial(t testing.TB, socket string, limit time.Duration) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Always is an identity that never changes.
+func Always(uid uint32) func() uint32 { return func() uint32 { return uid } }

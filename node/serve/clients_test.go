@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"stepd/api"
+	"stepd/internal/testkit"
 )
 
 func TestPerUserConnections(t *testing.T) {
@@ -41,10 +42,10 @@ func TestPerUserConnections(t *testing.T) {
 
 func TestManyClients(t *testing.T) {
 	tn := start(t, func(c *Config) { c.Connections = 3 })
-	client := serveAs(t, tn, always(1000), nil)
+	client := serveAs(t, tn, testkit.Always(1000), nil)
 	var conns []net.Conn
 	for range 3 {
-		conns = append(conns, dial(t, client))
+		conns = append(conns, testkit.Dial(t, client.Socket, testTimeout))
 	}
 	tn.connections(3)
 	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), "UserConnectionsMax") {
@@ -61,7 +62,7 @@ func TestManyClients(t *testing.T) {
 	// Beyond those that are told so they are closed.
 	conns = nil
 	for range 3 + toldMax {
-		conns = append(conns, dial(t, client))
+		conns = append(conns, testkit.Dial(t, client.Socket, testTimeout))
 	}
 	tn.connections(3 + toldMax)
 	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.Unavailable {

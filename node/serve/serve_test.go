@@ -22,6 +22,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/api"
+	"stepd/internal/testkit"
 	"stepd/step"
 )
 
@@ -128,23 +129,6 @@ func serveAs(t *testing.T, tn *testServer, uid func() uint32, change func(*Serve
 	return &api.Client{Socket: socket}
 }
 
-// always is a uid function.
-func always(uid uint32) func() uint32 { return func() uint32 { return uid } }
-
-// dial connects and says nothing.
-func dial(t *testing.T, client *api.Client) net.Conn {
-	t.Helper()
-	c, err := net.Dial("unix", client.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
 // request is a request for a step.
 func request(argv ...string) step.Request {
 	null := step.Stream{Kind: step.StreamNull}
@@ -212,7 +196,7 @@ func TestPerUserInFlight(t *testing.T) {
 	var slow []net.Conn
 	for range 6 {
 		uids <- 1000
-		c := dial(t, client)
+		c := testkit.Dial(t, client.Socket, testTimeout)
 		begin(t, c, 10*each, each)
 		slow = append(slow, c)
 	}
@@ -245,9 +229,9 @@ func TestPerUserInFlight(t *testing.T) {
 // TestRequestsCount: a request counts before any of its body has come.
 func TestRequestsCount(t *testing.T) {
 	tn := fresh(t)
-	client := serveAs(t, tn, always(1000), nil)
+	client := serveAs(t, tn, testkit.Always(1000), nil)
 	for n := 1; n <= 3; n++ {
-		begin(t, dial(t, client), 1000, 0)
+		begin(t, testkit.Dial(t, client.Socket, testTimeout), 1000, 0)
 		tn.underWay(1000, func(have int) bool { return have == n*(callBytes+1001) })
 	}
 }
@@ -257,7 +241,7 @@ func TestRefusedRequestLeavesOthers(t *testing.T) {
 	t.Parallel()
 	const limit = 1 << 20
 	tn := start(t, func(c *Config) { c.RequestBytes = limit })
-	client := serveAs(t, tn, always(1000), nil)
+	client := serveAs(t, tn, testkit.Always(1000), nil)
 	run := func(size int) error {
 		req := request(strings.Repeat("x", size))
 		req.NTasks = -1 // refused, but not by the limit
@@ -282,7 +266,7 @@ func TestNumberGivenAgain(t *testing.T) {
 	tn := fresh(t)
 	id := step.ID{Job: 7}
 	tn.node.recs = []*step.Record{{ID: id, UID: 1000, State: step.Running}}
-	client := serveAs(t, tn, always(1000), nil)
+	client := serveAs(t, tn, testkit.Always(1000), nil)
 	if recs, err := client.Show(t.Context(), api.Ref(id)); err != nil || len(recs) != 1 {
 		t.Errorf("%v, %v", recs, err)
 	}
@@ -307,12 +291,12 @@ func TestNoCredentials(t *testing.T) {
 // TestBodyLimit: a body beyond the limit is refused by name, with and without its length.
 func TestBodyLimit(t *testing.T) {
 	tn := fresh(t)
-	client := serveAs(t, tn, always(0), nil)
+	client := serveAs(t, tn, testkit.Always(0), nil)
 	for name, head := range map[string]string{
 		"length": fmt.Sprintf("Content-Length: %d\r\n\r\n", api.RequestMax+1),
 		"chunks": fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n", api.RequestMax+100),
 	} {
-		c := dial(t, client)
+		c := testkit.Dial(t, client.Socket, testTimeout)
 		go func() { // noded may close first
 			_, _ = io.WriteString(c, "POST /v1/run HTTP/1.1\r\nHost: noded\r\n"+head)
 			_, _ = c.Write(bytes.Repeat([]byte(" "), api.RequestMax+1))
@@ -360,7 +344,7 @@ func do(t *testing.T, client *api.Client, method, path, body string, header http
 // TestEnvelope: what is no request of this API is refused with what is wrong.
 func TestEnvelope(t *testing.T) {
 	tn := start(t, func(c *Config) { c.Version = "1.7" })
-	client := serveAs(t, tn, always(0), nil)
+	client := serveAs(t, tn, testkit.Always(0), nil)
 	old := http.Header{api.VersionHeader: {"2"}, "User-Agent": {"stepctl 3.0"}}
 	for name, tc := range map[string]struct {
 		method, path, body string
@@ -426,10 +410,10 @@ func TestReplyUnread(t *testing.T) {
 	for i := range uint32(50) {
 		tn.node.recs = append(tn.node.recs, &step.Record{ID: step.ID{Job: i + 1}, UID: 1000, State: step.Completed, Command: []string{strings.Repeat("x", commandMax)}})
 	}
-	client := serveAs(t, tn, always(1000), func(s *Server) { s.replyTime = 300 * time.Millisecond })
+	client := serveAs(t, tn, testkit.Always(1000), func(s *Server) { s.replyTime = 300 * time.Millisecond })
 	var conns []net.Conn
 	for range 10 {
-		c := dial(t, client)
+		c := testkit.Dial(t, client.Socket, testTimeout)
 		if _, err := io.WriteString(c, "POST /v1/list HTTP/1.0\r\nContent-Length: 23\r\n\r\n{\"schema\":1,\"all\":true}"); err != nil {
 			t.Fatal(err)
 		}
@@ -459,7 +443,7 @@ func TestReplyUnread(t *testing.T) {
 func TestPanic(t *testing.T) {
 	var log logText
 	tn := start(t, func(c *Config) { c.Log.SetOutput(&log) })
-	client := serveAs(t, tn, always(1000), func(s *Server) {
+	client := serveAs(t, tn, testkit.Always(1000), func(s *Server) {
 		s.table["config"] = func(*call) error { panic("a mistake") }
 		s.table["list"] = func(c *call) error {
 			if err := c.event([]byte("{}")); err != nil {
