@@ -40,7 +40,7 @@ type registry struct {
 func newRegistry(cpus []int, mem selection.Memory, gres []selection.Gres, cores ...selection.Core) *registry {
 	freed := new(bell)
 	return &registry{
-		users: newUsers(defaultPerUser()), gate: &health.Gate{Changed: freed.ring}, freed: freed, log: logrus.StandardLogger(),
+		users: &users{limits: defaultPerUser(), steps: make(map[uint32]int), requests: make(map[uint32]int), replay: make(map[uint32]int64)}, gate: &health.Gate{Changed: freed.ring}, freed: freed, log: logrus.StandardLogger(),
 		has: selection.New(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 	}
 }
@@ -466,10 +466,6 @@ type users struct {
 	steps    map[uint32]int   // guarded by mu: steps admitted, and requests that wait in a line
 	requests map[uint32]int   // guarded by mu: bytes of requests that wait for their launch
 	replay   map[uint32]int64 // guarded by mu: bytes of output that steps may keep
-}
-
-func newUsers(limits PerUser) *users {
-	return &users{limits: limits, steps: make(map[uint32]int), requests: make(map[uint32]int), replay: make(map[uint32]int64)}
 }
 
 // drop takes n from what uid has, and forgets a user that has nothing.

@@ -133,11 +133,7 @@ func (p *publishedConfig) put(reply *api.ConfigReply) {
 	if bytes.Equal(doc, p.last) {
 		return
 	}
-	err = linux.WriteWhole(p.path, false, func(w io.Writer) error {
-		_, err := w.Write(doc)
-		return errors.Join(err, w.(*os.File).Chmod(0o644))
-	})
-	if err != nil {
+	if err = publish(p.path, doc, 0o644); err != nil {
 		p.log.Warnf("clients call for the configuration, which cannot be published: %v", err)
 		return
 	}
@@ -215,7 +211,12 @@ func (n machine) writeStack(stack Stack) error {
 	if err != nil {
 		return err
 	}
-	return linux.WriteWhole(n.spool.Stack(stack.Digest), false, func(w io.Writer) error {
+	return publish(n.spool.Stack(stack.Digest), doc, mode)
+}
+
+// publish writes a file for clients.
+func publish(path string, doc []byte, mode os.FileMode) error {
+	return linux.WriteWhole(path, false, func(w io.Writer) error {
 		_, err := w.Write(doc)
 		return errors.Join(err, w.(*os.File).Chmod(mode))
 	})

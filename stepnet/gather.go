@@ -55,10 +55,6 @@ type turn struct {
 	users int           // guarded by mu
 }
 
-func newGatherings(n *Node) *gatherings {
-	return &gatherings{n: n, going: make(map[gatherKey]*gathering), turns: make(map[gatherKey]*turn)}
-}
-
 // gatherNameMax bounds a gathering's name, and a call's.
 const gatherNameMax = 4096
 

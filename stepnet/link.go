@@ -40,11 +40,6 @@ type calls struct {
 	asking  chan struct{}      // a place for each question of this node
 }
 
-func (c *calls) init(lim Limits) {
-	c.asked, c.answers, c.more = make(map[int]chan *call), make(map[string]Answer), make(chan struct{})
-	c.asking = make(chan struct{}, lim.Calls)
-}
-
 // Handle implements launch.Peers. A call that comes before its handler waits.
 func (n *Node) Handle(name string, answer func(ctx context.Context, from int, data []byte) ([]byte, error)) {
 	n.callMu.Lock()
@@ -284,12 +279,6 @@ func newLink(peer int, conn net.Conn, frameMax int, handle func(*link, kind, []b
 	}
 	l.life, l.die = context.WithCancel(context.Background())
 	return l
-}
-
-// start begins to send and to receive.
-func (l *link) start() {
-	l.wg.Go(l.read)
-	l.wg.Go(l.write)
 }
 
 func (l *link) isGone() bool { return l.life.Err() != nil }

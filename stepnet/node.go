@@ -60,8 +60,9 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.ctx, n.cancel = context.WithCancelCause(context.Background())
 	n.over, n.doneBelow = make(chan struct{}), make(map[int]bool)
-	n.gatherings = newGatherings(n)
-	n.calls.init(lim)
+	n.gatherings = &gatherings{n: n, going: make(map[gatherKey]*gathering), turns: make(map[gatherKey]*turn)}
+	n.asked, n.answers, n.more = make(map[int]chan *call), make(map[string]Answer), make(chan struct{})
+	n.asking = make(chan struct{}, lim.Calls)
 	for _, c := range n.children() {
 		n.down[c] = n.link(c, cfg.Down[c], n.fromBelow)
 	}
@@ -75,7 +76,8 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.Handle(whoName, n.answerWho)
 	for _, l := range n.links() {
-		l.start()
+		l.wg.Go(l.read)
+		l.wg.Go(l.write)
 	}
 	n.wg.Go(n.tick)
 	return n, nil

@@ -1,10 +1,18 @@
+// Package task is the story of one step, from the plan to the result. MakePlan
+// decides, without touching anything; Step.Run does it: the stages of the launch in
+// run.go, the running step in loop.go, the end in teardown.go.
+//
+// It knows its neighbours (the tracker, the SPANK host, the MPI plugin, the
+// audience) only by the interfaces in ports.go; package stepd wires them.
 package task
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"syscall"
+	"time"
 
 	"stepd/srunopt"
 	"stepd/step"
@@ -127,3 +135,123 @@ func (p *Plan) planFile(fd, id int, s step.Stream) error {
 
 // isBatch reports whether the step is a job's batch script.
 func isBatch(s *step.Spec) bool { return s.ID.Step == step.BatchStep }
+
+// Deps are a step's neighbours.
+type Deps struct {
+	Tracker Tracker
+	MPI     MPI // nil without one
+	// Peers is nil where the step has one node, and Job where its job has no services: both
+	// are the MPI plugin's.
+	Peers      launch.Peers
+	Job        launch.MPIServices
+	Spawned    Spawned // nil where the tasks cannot start steps
+	Output     Output
+	Plugins    []Plugin
+	Accounting Accounting
+	Audience   Audience
+	Streams    Streams
+	// StartHost runs spankhost, born in the cgroup cgroupFD (-1: in ours).
+	StartHost func(cgroupFD int) (Host, error)
+	// NoChildren returns a channel that is closed when stepd has no children
+	// left: no process of the step is then alive or unreaped.
+	NoChildren func() <-chan struct{}
+	// Namespaces are the namespaces of the job's container.
+	Namespaces launch.Namespaces
+	// Now is the clock.
+	Now func() time.Time
+}
+
+// Step is one step on this node. Make it with New, then call Run once. The
+// other methods may be called from any goroutine.
+//
+// Its components know each other in one direction, in the order of the fields, and
+// each has its own lock where others than Run's goroutine use it.
+type Step struct {
+	plan *Plan
+	d    Deps
+
+	messages *messages
+	ledger   *ledger
+	causes   *causes
+	killing  *killBudget
+	host     *hostProcess
+	tasks    *taskTable
+	progress *mpiProgress
+	plugins  *pluginChain
+	killer   *killer
+	*clientStreams
+	*suspension
+	*signals
+
+	gate gate
+	undo []undo
+	left exitHelpers
+}
+
+// gate holds the tasks until all of them are tracked. Only Run's goroutine uses it.
+type gate struct {
+	pipe   *os.File // the write end, which stepd alone has; nil before and after
+	opened bool
+}
+
+func (g *gate) close() {
+	if g.pipe != nil {
+		g.pipe.Close()
+		g.pipe = nil
+	}
+}
+
+// undo takes one thing back that a stage has made.
+type undo struct {
+	name string
+	do   func() error
+}
+
+func (s *Step) push(name string, do func() error) { s.undo = append(s.undo, undo{name, do}) }
+
+// New makes the step of a plan.
+func New(p *Plan, d Deps) *Step {
+	s := &Step{plan: p, d: d}
+	s.messages = &messages{plan: p, audience: d.Audience, now: d.Now}
+	s.ledger = newLedger(p, s.messages, d.Streams)
+	s.causes = newCauses()
+	s.killing = &killBudget{seconds: p.Spec.UnkillableS, messages: s.messages, ledger: s.ledger, causes: s.causes}
+	s.host = newHostProcess(p, &d, s.messages, s.ledger, s.causes, s.killing)
+	s.tasks = newTaskTable(p.Ranks)
+	s.progress = &mpiProgress{used: d.MPI != nil, messages: s.messages, ledger: s.ledger, host: s.host, tasks: s.tasks}
+	s.plugins = &pluginChain{list: d.Plugins, tasks: s.tasks}
+	s.clientStreams = newClientStreams(p, s.causes)
+	s.suspension = newSuspension(d.Tracker, s.messages, s.ledger, s.causes, s.host)
+	s.killer = &killer{
+		plan: p, tracker: d.Tracker, messages: s.messages, causes: s.causes, budget: s.killing,
+		host: s.host, tasks: s.tasks, suspension: s.suspension, escaped: make(map[int]bool),
+	}
+	s.signals = &signals{
+		plan: p, tracker: d.Tracker, messages: s.messages, ledger: s.ledger,
+		host: s.host, tasks: s.tasks, suspension: s.suspension,
+	}
+	return s
+}
+
+// Record is a copy of the step's record as it is now.
+func (s *Step) Record() step.Record { return s.ledger.copy() }
+
+// Stat is the record with what the tasks have used until now, and what the
+// processes do.
+func (s *Step) Stat() step.Record {
+	s.d.Accounting.Sample()
+	rec := s.Record()
+	if rec.Usage == nil || !rec.Usage.Final {
+		s.d.Accounting.Fill(&rec)
+	}
+	s.progress.lookNow(&rec)
+	return rec
+}
+
+// ChildEnded is called by the process's one reaper for every child of stepd,
+// subreaped ones included.
+func (s *Step) ChildEnded(pid int, status step.ExitStatus, usage *launch.Usage) {
+	if !s.host.childEnded(pid, status) && !s.tasks.childEnded(pid, status, usage) {
+		s.d.Accounting.OrphanEnded(pid, usage)
+	}
+}

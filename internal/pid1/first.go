@@ -76,7 +76,7 @@ func (f *first) again(status syscall.WaitStatus, err error) bool {
 		why = fmt.Errorf("noded has ended with %s", shown(status))
 	}
 	now := time.Now()
-	f.forgetCrashes(now)
+	f.crashes = slices.DeleteFunc(f.crashes, func(at time.Time) bool { return now.Sub(at) > crashesTime })
 	// 2 is a panicking Go program's. Where noded, started again after a crash, misses
 	// something, as its spool, it ends with 1: steps run then as well.
 	crashed := err != nil || status.Signaled() || status.ExitStatus() == 2 || status.ExitStatus() != 0 && len(f.crashes) > 0
@@ -119,10 +119,6 @@ type first struct {
 	// ending: noded got SIGTERM.
 	ending  bool
 	crashes []time.Time
-}
-
-func (f *first) forgetCrashes(now time.Time) {
-	f.crashes = slices.DeleteFunc(f.crashes, func(at time.Time) bool { return now.Sub(at) > crashesTime })
 }
 
 // serveOnce starts a noded, hands signals on to it, and returns how it ended.

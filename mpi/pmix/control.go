@@ -362,7 +362,12 @@ func (p upcalls) serve(ctx context.Context, f frame) (reply, error) {
 		upPublish: p.servePublish, upLookup: p.serveLookup, upUnpublish: p.serveUnpublish,
 		upQuery: p.serveQuery, upControl: p.serveControl, upNotify: p.serveNotify,
 		upFence: meetings(p).serveFence, upGroup: meetings(p).serveGroup,
-		upJoin: meetings(p).serveConnect, upPart: meetings(p).serveDisconnect,
+		upJoin: func(ctx context.Context, r *reader) (reply, error) {
+			return meetings(p).serveConnect(ctx, "connect", r)
+		},
+		upPart: func(ctx context.Context, r *reader) (reply, error) {
+			return meetings(p).serveConnect(ctx, "disconnect", r)
+		},
 	}[f.typ]
 	if !ok {
 		return status(stNotSupported), nil

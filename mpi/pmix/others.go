@@ -81,18 +81,9 @@ func (p meetings) nspacesOf(procs []proc) []string {
 	return slices.Compact(all)
 }
 
-// serveConnect is PMIx_Connect, serveDisconnect PMIx_Disconnect.
-func (p meetings) serveConnect(ctx context.Context, r *reader) (reply, error) {
-	return p.serveMeeting(ctx, "connect", r)
-}
-
-func (p meetings) serveDisconnect(ctx context.Context, r *reader) (reply, error) {
-	return p.serveMeeting(ctx, "disconnect", r)
-}
-
-// serveMeeting lets all of the processes meet, and processes of different steps get to
-// know each other.
-func (p meetings) serveMeeting(ctx context.Context, what string, r *reader) (reply, error) {
+// serveConnect is PMIx_Connect, or PMIx_Disconnect: it lets all of the processes meet, and
+// processes of different steps get to know each other.
+func (p meetings) serveConnect(ctx context.Context, what string, r *reader) (reply, error) {
 	procs, infos := r.procs(), r.infos()
 	if err := r.done(); err != nil {
 		return reply{}, err

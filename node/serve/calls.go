@@ -45,7 +45,7 @@ func (s *Server) verbs() map[string]verb {
 		"release": on(holder, func(c *call, in *api.ReleaseRequest) error { return c.done(s.node.Release(c.ctx, in.JobID)) }),
 
 		"wait":   on(owner, s.wait),
-		"show":   on(owner, func(c *call, _ *api.RefRequest) error { return s.records(c, c.ids) }),
+		"show":   on(owner, func(c *call, _ *api.RefRequest) error { return s.records(c, c.ids, len(c.ids) > 1, c.known) }),
 		"stat":   on(owner, s.stat),
 		"list":   on(anyone, s.list),
 		"events": on(owner, s.events, func(in *api.EventsRequest) error { return oneStep(in.StepRef, "events belong") }),
@@ -343,7 +343,7 @@ func (s *Server) wait(c *call, in *api.RefRequest) error {
 	if err != nil {
 		return err
 	}
-	return s.records(c, ids)
+	return s.records(c, ids, len(ids) > 1, c.known)
 }
 
 // stat answers with the records; running steps have their present usage.
@@ -365,34 +365,30 @@ func (s *Server) stat(c *call, _ *api.RefRequest) error {
 
 // list answers with the records of all steps, one in memory at a time.
 func (s *Server) list(c *call, in *api.ListRequest) error {
-	for _, id := range s.node.List(in.All) {
-		err := c.record(func() (*step.Record, error) {
-			rec, err := s.node.Step(id)
-			switch {
-			case api.CodeOf(err) == api.NotFound: // it was forgotten meanwhile
-				return nil, nil
-			case err != nil:
-				return nil, err
-			case !in.All && rec.State.Final(): // it has ended meanwhile
-				return nil, nil
-			case !c.peer.MayAct(rec.UID):
-				hideCommand(rec)
-			}
-			return rec, nil
-		})
-		if err != nil {
-			return err
+	return s.records(c, s.node.List(in.All), true, func(id step.ID) (*step.Record, error) {
+		rec, err := s.node.Step(id)
+		switch {
+		case err != nil:
+			return nil, err
+		case !in.All && rec.State.Final(): // it has ended meanwhile
+			return nil, nil
+		case !c.peer.MayAct(rec.UID):
+			hideCommand(rec)
 		}
-	}
-	return c.end()
+		return rec, nil
+	})
 }
 
-// records answers with the records of steps that the client may act on.
-func (s *Server) records(c *call, ids []step.ID) error {
+// known is the record of a step that the client may act on.
+func (c *call) known(id step.ID) (*step.Record, error) { return c.ownRecord(c.s.node.Step(id)) }
+
+// records answers with the records of steps; of several, those that were forgotten meanwhile are
+// left out.
+func (s *Server) records(c *call, ids []step.ID, several bool, get func(step.ID) (*step.Record, error)) error {
 	for _, id := range ids {
 		err := c.record(func() (*step.Record, error) {
-			rec, err := c.ownRecord(s.node.Step(id))
-			if len(ids) > 1 && api.CodeOf(err) == api.NotFound { // it was forgotten meanwhile
+			rec, err := get(id)
+			if several && api.CodeOf(err) == api.NotFound {
 				return nil, nil
 			}
 			return rec, err

@@ -152,16 +152,12 @@ func (m *Modes) escaped(c byte) {
 	case c >= 0x20 && c < 0x30:
 		m.state, m.esc = intermediate, c
 	case c == 'c':
-		m.reset()
+		m.private, m.keypad, m.drawing, m.region, m.cursor, m.keys = nil, false, false, false, false, false
 	case c == '=':
 		m.keypad = true
 	case c == '>':
 		m.keypad = false
 	}
-}
-
-func (m *Modes) reset() {
-	m.private, m.keypad, m.drawing, m.region, m.cursor, m.keys = nil, false, false, false, false, false
 }
 
 func (m *Modes) inControl(c byte) {
