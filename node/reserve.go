@@ -20,10 +20,8 @@ import (
 	"stepd/step"
 )
 
-const (
-	// reserveMax is how long a reservation waits for its launch.
-	reserveMax = 10 * time.Minute
-)
+// reserveMax is how long a reservation waits for its launch.
+const reserveMax = 10 * time.Minute
 
 // reservation is a step that has a number and no stepd yet.
 type reservation struct {

@@ -1,8 +1,6 @@
 package srunopt
 
-import (
-	"testing"
-)
+import "testing"
 
 func TestParseAcctgFreq(t *testing.T) {
 	for _, tt := range []struct {

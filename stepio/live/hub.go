@@ -384,11 +384,9 @@ type mark struct {
 	modes *replay.Modes
 }
 
-const (
-	// marksEvery is how far they are from each other at the least, in bytes, marksMax
-	// how many there are at the most.
-	marksEvery, marksMax = 64 << 10, 1024
-)
+// marksEvery is how far they are from each other at the least, in bytes, marksMax
+// how many there are at the most.
+const marksEvery, marksMax = 64 << 10, 1024
 
 // feed takes the next bytes of output; what is before first is not kept any more, and
 // limit bytes are at the most.
