@@ -23,7 +23,7 @@ func TestRootKeptStack(t *testing.T) {
 			must(t, os.Chmod(dir, 0o777))
 		}
 	}
-	const says = "1 running jobs keep the one with which they began"
+	const says = "1 of the running jobs began with another one, which their steps and epilogs keep"
 	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch begun\nwhile [ ! -e goon ]; do sleep 0.05; done\n"+n.bin+" run true && rm begun goon\n", 0o755)
 	for _, edit := range []struct {
 		name    string

@@ -252,7 +252,7 @@ func (n machine) keptStacks(present string) (kept []api.JobStack) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(kept) > 0 && p.told != present {
-		n.log.Warnf("the plugin stack has changed: %d running jobs keep the one with which they began, and their steps and epilogs use it", len(kept))
+		n.log.Warnf("the plugin stack has changed: %d of the running jobs began with another one, which their steps and epilogs keep", len(kept))
 	}
 	p.told = present
 	return kept

@@ -37,11 +37,11 @@ static int note(const char *hook, int ac, char *av[])
 	return fclose(f);
 }
 
-#define HOOK(name)                                                   \
-	int slurm_spank_##name(spank_t sp, int ac, char *av[])       \
-	{                                                            \
-		(void)sp;                                            \
-		return note(#name, ac, av);                          \
+#define HOOK(name)                                                                                 \
+	int slurm_spank_##name(spank_t sp, int ac, char *av[])                                     \
+	{                                                                                          \
+		(void)sp;                                                                          \
+		return note(#name, ac, av);                                                        \
 	}
 
 HOOK(init)
