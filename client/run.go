@@ -143,7 +143,7 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	}
 	code := l.conclude(rec)
 	if code == 0 {
-		p.Ends = &l.id
+		p.Ends, p.Over = &l.id, true
 	}
 	return code, nil
 }

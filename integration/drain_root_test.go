@@ -74,27 +74,6 @@ func TestRootFailureTable(t *testing.T) {
 	}
 }
 
-// TestRootStrict: with SpankStrict=yes no required plugin's failure succeeds.
-func TestRootStrict(t *testing.T) {
-	n := startNode(t, site{Stepd: "SpankStrict=yes\n"})
-	so := buildRude(t, n)
-	for _, hook := range []string{"init", "init_post_opt", "user_init", "task_init_privileged", "task_post_fork", "task_init", "task_exit", "exit"} {
-		for flag, code := range map[string]int{"required": 1, "optional": 0} {
-			n.stack(t, fmt.Sprintf("%s %s hook=%s do=rc=-1", flag, so, hook))
-			if r := n.ctl(t, "run", "true"); r.code != code {
-				t.Errorf("%s %s: want exit code %d, got %v", flag, hook, code, r)
-			}
-		}
-	}
-	n.stack(t, fmt.Sprintf("required %s hook=task_exit do=rc=-1", so))
-	if r := n.ctl(t, "run", "sh", "-c", "exit 9"); r.code != 9 {
-		t.Errorf("the task's code is higher: %v", r)
-	}
-	if doc := n.idle(t); doc.State != "IDLE" {
-		t.Errorf("node %+v", doc)
-	}
-}
-
 // TestRootDrainOverRestart: the reason stays, jobs that run go on.
 func TestRootDrainOverRestart(t *testing.T) {
 	n := startNode(t, site{})

@@ -41,18 +41,16 @@ func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) error {
 		return api.NewError(api.InvalidArgument, "step_id: failed is for one step")
 	}
 	id := step.ID{Job: ref.JobID, Step: *ref.StepID}
-	if f := n.reg.follower(id); f != nil && f.ending() {
-		select { // the client may know the end before noded has stored it
-		case <-f.ended:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 	err := n.Cancel(ctx, ref, reason)
 	if api.CodeOf(err) != api.FailedPrecondition {
 		return err
 	}
-	if err := n.store.Fail(id, reason); err != nil {
+	rec, err := n.store.Fail(id, reason)
+	if err == nil && rec != nil {
+		rec.StepdPID, rec.Usage = 0, nil // stepd has logged its own end
+		err = n.spool.LogEnd(rec)
+	}
+	if err != nil {
 		return api.NewError(api.Unavailable, err.Error())
 	}
 	return nil

@@ -52,8 +52,9 @@ type Host struct {
 	exited     *int     // the command's exit code, where a plugin has called exit
 	strict     bool     // SpankStrict
 	warned     sync.Map // what Warn was told
-	// Ends is the step whose end the command's is, nil: none.
+	// Ends is the step whose end the command's is, nil: none. Over says that it has ended.
 	Ends *step.ID
+	Over bool
 }
 
 // given is one use of an option.
@@ -441,7 +442,11 @@ func (p *Host) End(client *api.Client, code int, err error) (int, error) {
 		return code, err
 	}
 	if p.Ends != nil {
-		err := client.Cancel(context.Background(), &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: failed.Error(), Failed: true})
+		ctx := context.Background()
+		if p.Over {
+			_, err = client.Wait(ctx, api.Ref(*p.Ends)) // noded may not have its result yet
+		}
+		err = cmp.Or(err, client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: failed.Error(), Failed: true}))
 		if err != nil {
 			terminal.Say("error: cannot fail step %s: %s", p.Ends, err)
 		}

@@ -268,15 +268,16 @@ func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
 	return forgotten, wrap(err, "cannot store the result of step %s", rec.ID)
 }
 
-// Fail makes FAILED, with exit code 1 and a reason, of a step that has ended as COMPLETED with 0.
-func (s *State) Fail(id step.ID, reason string) error {
+// Fail makes FAILED, with exit code 1 and a reason, of a step that has ended as COMPLETED with 0,
+// and returns its record; nil where it has ended in another way.
+func (s *State) Fail(id step.ID, reason string) (*step.Record, error) {
 	rec, err := s.Step(id)
 	if err != nil || rec.State != step.Completed || rec.ExitCode == nil || *rec.ExitCode != 0 {
-		return err
+		return nil, err
 	}
 	rec.State, rec.ExitCode, rec.Reason = step.Failed, new(1), reason
 	err = s.all.Record(func(tx *store.Tx) error { return putResult(tx, rec) })
-	return wrap(err, "cannot store the result of step %s", id)
+	return rec, wrap(err, "cannot store the result of step %s", id)
 }
 
 // putResult stores a final record; of a batch step also where a power failure leaves it.
