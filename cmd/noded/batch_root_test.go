@@ -70,7 +70,7 @@ exit 7
 		t.Errorf("record %+v", rec)
 	}
 	out, err := os.ReadFile(filepath.Join(dir, "slurm-1.out"))
-	script := d.path("spool/scripts/1")
+	script := d.path("spool/scripts/job00001/slurm_script")
 	want := fmt.Sprintf("%s|one|two words|65534|1|2|1|yes|none\ngo on\n", script)
 	if err != nil || string(out) != want {
 		t.Errorf("output %q, %v, want %q", out, err, want)
