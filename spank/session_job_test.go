@@ -2,6 +2,7 @@ package spank
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -98,11 +99,24 @@ func TestSessionLoadJob(t *testing.T) {
 				t.Error(err)
 			}
 			got := strings.Join(h.all(), "\n")
-			for _, want := range c.want {
+			for _, want := range append(c.want, refused(1<<32-1), "no room: -1") {
 				if !strings.Contains(got, want) {
 					t.Errorf("no %q in\n%s", want, got)
 				}
 			}
 		})
+	}
+}
+
+// TestSessionLoadJobLongName: a record has room for whatever the job is called.
+func TestSessionLoadJobLongName(t *testing.T) {
+	h := heard{name: strings.Repeat("n", 1<<20)}
+	s := open(t, ContextJobScript, jobPlugin(t), &h)
+	_, err := s.Init()
+	if err = errors.Join(err, s.Hook("slurm_spank_job_prolog"), s.Close()); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(h.all(), "\n"); !strings.Contains(got, "user root name nnnn") || !strings.Contains(got, "nodes vm batch_host vm") {
+		t.Errorf("got %.2000s", got)
 	}
 }

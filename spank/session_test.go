@@ -1,6 +1,7 @@
 package spank
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,7 +51,8 @@ func sessionPlugin(t *testing.T, flags ...string) string {
 
 // heard collects what plugins say.
 type heard struct {
-	ended step.State // of the session's job
+	name  string     // of the session's job, "" is job.sh
+	ended step.State // how it has ended
 	mu    sync.Mutex
 	lines []string // guarded by mu
 }
@@ -68,12 +70,12 @@ func (h *heard) all() []string {
 }
 
 // jobOf is the job of a session that has one.
-func jobOf(c Context) *step.Spec {
+func jobOf(c Context, name string) *step.Spec {
 	if c != ContextJobScript {
 		return nil
 	}
 	return &step.Spec{
-		Request: step.Request{Name: "job.sh", Cwd: "/w", CPUsPerTask: 2, SubmitHost: "login", Array: &step.ArrayTask{Job: 5, Task: 3}},
+		Request: step.Request{Name: cmp.Or(name, "job.sh"), Cwd: "/w", CPUsPerTask: 2, SubmitHost: "login", Array: &step.ArrayTask{Job: 5, Task: 3}},
 		Site:    step.Site{Cluster: "c", Partition: "p"}, ID: step.ID{Job: 7}, Origin: step.OriginBatch, JobNTasks: 6,
 		NodeName: "vm", NodeList: "vm", JobCPUs: "0-3,8", JobMemoryMB: 5, JobStarted: time.Unix(1000000, 0), JobLimitS: 3601,
 	}
@@ -84,7 +86,7 @@ func jobOf(c Context) *step.Spec {
 func open(t *testing.T, c Context, so string, h *heard, args ...string) *Session {
 	t.Helper()
 	s, problems, err := Open(t.Context(), SessionConfig{
-		Program: hostProgram(t), Context: c, NodeName: "vm", User: step.User{Name: "root", UID: 12, GID: 13}, Job: jobOf(c), JobState: h.ended,
+		Program: hostProgram(t), Context: c, NodeName: "vm", User: step.User{Name: "root", UID: 12, GID: 13}, Job: jobOf(c, h.name), JobState: h.ended,
 		Stack: Stack{Plugins: []Plugin{{Path: so, Required: true, Args: args, File: "plugstack.conf", Line: 1}}},
 		Env:   []string{"PATH=/usr/bin", "HOME=/x"}, JobControl: [][]byte{[]byte("_SLURM_SPANK_OPTION_sess_reg=val"), []byte("OTHER=1")},
 		HookTimeout: 2 * time.Second, Log: h.log,

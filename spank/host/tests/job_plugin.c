@@ -70,6 +70,8 @@ static int visit(spank_t sp, int ac, char **av)
 	spank_get_item(sp, S_JOB_ID, &id);
 	load(id);
 	load(id + 1);
+	load(UINT32_MAX);
+	slurm_info("no room: %d", slurm_load_job(NULL, id, SHOW_DETAIL));
 	slurm_free_job_info_msg(NULL);
 	slurm_fini();
 	return 0;
