@@ -26,6 +26,7 @@ import (
 
 	"stepd/api"
 	"stepd/eventlog"
+	"stepd/internal/linux"
 	"stepd/metrics"
 	"stepd/mpi"
 	"stepd/node"
@@ -406,11 +407,7 @@ func (s *Site) mountWords(spec *step.Spec) (out []string) {
 		return nil
 	}
 	c := s.conf.Container
-	dirs := c.Dirs
-	if dirs == nil {
-		dirs = []string{"/tmp", "/dev/shm"}
-	}
-	for _, dir := range dirs {
+	for _, dir := range hiddenDirs(s.conf) {
 		out = append(out, dir+": the job's own, below "+c.BasePath)
 	}
 	if c.InitScript != "" {
@@ -425,18 +422,12 @@ func (s *Site) mountWords(spec *step.Spec) (out []string) {
 	return out
 }
 
-// Node are the numbers of setrlimit(2).
-var Node = map[string]int{
-	"CPU": unix.RLIMIT_CPU, "FSIZE": unix.RLIMIT_FSIZE, "DATA": unix.RLIMIT_DATA, "STACK": unix.RLIMIT_STACK, "CORE": unix.RLIMIT_CORE,
-	"RSS": unix.RLIMIT_RSS, "NPROC": unix.RLIMIT_NPROC, "NOFILE": unix.RLIMIT_NOFILE, "MEMLOCK": unix.RLIMIT_MEMLOCK, "AS": unix.RLIMIT_AS,
-}
-
 // resourceLimit is what becomes of a limit that a client passes on: no more than the
 // hard one, which tasks have from noded.
 func resourceLimit(name, value string) (l api.ResourceLimit, known bool) {
-	number, known := Node[name]
+	at := slices.IndexFunc(linux.ResourceLimits, func(l linux.ResourceLimit) bool { return l.Name == name })
 	var have unix.Rlimit
-	if !known || unix.Getrlimit(number, &have) != nil {
+	if at < 0 || unix.Getrlimit(linux.ResourceLimits[at].Number, &have) != nil {
 		return l, false
 	}
 	l.Name = name

@@ -239,21 +239,25 @@ func keeperPlace(tracker node.Tracker, job uint32) (jobcontainer.Place, error) {
 	}}, err
 }
 
+// hiddenDirs are the directories in whose place each job has one of its own.
+func hiddenDirs(c *slurmconf.Config) []string {
+	if dirs := c.Container.Dirs; len(dirs) > 0 {
+		return dirs
+	}
+	return []string{"/tmp", "/dev/shm"}
+}
+
 // checkHidden warns of directories of noded's that no task sees, since each job has
 // one of its own in the place of one above them.
 func (s *Site) checkHidden() {
 	if s.conf.JobContainerType == "none" {
 		return
 	}
-	dirs := s.conf.Container.Dirs
-	if len(dirs) == 0 {
-		dirs = []string{"/tmp", "/dev/shm"}
-	}
 	for _, own := range []struct{ what, dir, lost, remedy string }{
 		{"run", s.Run, "stepctl in a job does not reach noded", "--run-dir names another one"},
 		{"spool", s.Spool, "batch scripts are not found", "--spool-dir, or SlurmdSpoolDir, names another one"},
 	} {
-		for _, d := range dirs {
+		for _, d := range hiddenDirs(s.conf) {
 			if rel, err := filepath.Rel(d, own.dir); err != nil || !filepath.IsLocal(rel) {
 				continue
 			}

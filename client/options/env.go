@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/client/plugins"
+	"stepd/internal/linux"
 	"stepd/internal/nofile"
 	"stepd/srunopt"
 	"stepd/step"
@@ -87,26 +88,19 @@ func onlySlurm(environ []string) []string {
 // limits are the caller's soft limits, as SLURM_RLIMIT_* variables.
 func limits() ([]string, error) {
 	var env []string
-	for _, l := range []struct {
-		name     string
-		resource int
-	}{
-		{"CPU", unix.RLIMIT_CPU}, {"FSIZE", unix.RLIMIT_FSIZE}, {"DATA", unix.RLIMIT_DATA}, {"STACK", unix.RLIMIT_STACK},
-		{"CORE", unix.RLIMIT_CORE}, {"RSS", unix.RLIMIT_RSS}, {"NPROC", unix.RLIMIT_NPROC}, {"NOFILE", unix.RLIMIT_NOFILE},
-		{"MEMLOCK", unix.RLIMIT_MEMLOCK}, {"AS", unix.RLIMIT_AS},
-	} {
+	for _, l := range linux.ResourceLimits {
 		var limit unix.Rlimit
-		if err := unix.Getrlimit(l.resource, &limit); err != nil {
-			return nil, fmt.Errorf("cannot read the limit %s: %w", l.name, err)
+		if err := unix.Getrlimit(l.Number, &limit); err != nil {
+			return nil, fmt.Errorf("cannot read the limit %s: %w", l.Name, err)
 		}
-		if l.resource == unix.RLIMIT_NOFILE { // Go has raised it
+		if l.Number == unix.RLIMIT_NOFILE { // Go has raised it
 			soft, ok := nofile.AtStart()
 			if !ok {
-				return nil, fmt.Errorf("cannot read the limit %s that this process was started with", l.name)
+				return nil, fmt.Errorf("cannot read the limit %s that this process was started with", l.Name)
 			}
 			limit.Cur = soft
 		}
-		env = append(env, srunopt.LimitPrefix+l.name+"="+strconv.FormatUint(limit.Cur, 10))
+		env = append(env, srunopt.LimitPrefix+l.Name+"="+strconv.FormatUint(limit.Cur, 10))
 	}
 	return env, nil
 }

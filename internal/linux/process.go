@@ -483,3 +483,16 @@ func ended() (pid int, err error) {
 	})
 	return int(info.pid), err
 }
+
+// ResourceLimit is a limit of setrlimit(2), by its name without RLIMIT_.
+type ResourceLimit struct {
+	Name   string
+	Number int
+}
+
+// ResourceLimits are the limits that Slurm propagates.
+var ResourceLimits = []ResourceLimit{
+	{"CPU", unix.RLIMIT_CPU}, {"FSIZE", unix.RLIMIT_FSIZE}, {"DATA", unix.RLIMIT_DATA}, {"STACK", unix.RLIMIT_STACK},
+	{"CORE", unix.RLIMIT_CORE}, {"RSS", unix.RLIMIT_RSS}, {"NPROC", unix.RLIMIT_NPROC}, {"NOFILE", unix.RLIMIT_NOFILE},
+	{"MEMLOCK", unix.RLIMIT_MEMLOCK}, {"AS", unix.RLIMIT_AS},
+}
