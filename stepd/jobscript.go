@@ -65,6 +65,9 @@ func readJobScript() (*stepapi.JobScript, error) {
 	if job.Schema != step.Schema {
 		return nil, fmt.Errorf("cannot use a job of schema %d: this stepd knows %d", job.Schema, step.Schema)
 	}
+	if job.Job.ID.Job == 0 {
+		return nil, errors.New("cannot use a job without a number: noded is of another release; restart it")
+	}
 	return job, nil
 }
 
