@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"stepd/step/launch"
@@ -59,5 +60,30 @@ func TestCrashAfterRecord(t *testing.T) {
 			close(h.logDone)
 		}
 		h.Close()
+	}
+}
+
+// A process says once where it crashes, in printable words, and of itself; another signal's end
+// has nothing of it.
+func TestCrashPlaces(t *testing.T) {
+	var c crashPlaces
+	c.note(noRank, 2, syscall.SIGSEGV, "x.so+0x1")
+	c.note(noRank, 2, syscall.SIGABRT, "the second word")
+	c.note(1, 2, syscall.SIGBUS, "a\x1b[2J line")
+	c.note(2, 2, syscall.SIGBUS, "no such task")
+	c.note(0, 2, syscall.SIGILL, "")
+	for _, tt := range []struct {
+		id          int
+		cause, want string
+	}{
+		{-1, "killed by SIGSEGV", "killed by SIGSEGV at x.so+0x1"},
+		{-1, "killed by SIGKILL", "killed by SIGKILL"},
+		{0, "killed by SIGILL", "killed by SIGILL"},
+		{1, "killed by SIGBUS", "killed by SIGBUS"},
+		{2, "killed by SIGBUS", "killed by SIGBUS"},
+	} {
+		if got := c.after(tt.id, tt.cause); got != tt.want {
+			t.Errorf("%d: %q, want %q", tt.id, got, tt.want)
+		}
 	}
 }

@@ -176,6 +176,11 @@ struct done drv_replies(struct driver *d)
 		case REP_MISSING:
 			on_missing(d, &r);
 			break;
+		case REP_REFUSED:
+			d->refused = (int)rd_u32(&r);
+			d->refused_rc = (int)rd_u32(&r);
+			CHECK(rd_done(&r));
+			break;
 		case REP_TASKS:
 			on_tasks(d, &r, fds, nfds);
 			break;
@@ -372,6 +377,9 @@ static void print_record(FILE *to, struct reader *r)
 		rd_u32(r);
 		rd_u64(r);
 		fprintf(to, "limit rank=%u %s\n", a, rd_str(r));
+		break;
+	case REC_CRASH:
+		fprintf(to, "crash rank=%d signal=%u: %s\n", (int)a, b, rd_str(r));
 		break;
 	case REC_THREADS:
 		fprintf(to, "threads plugin=%u hook=%u %u\n", a, b, rd_u32(r));

@@ -63,6 +63,7 @@ struct driver {
 	int *pidfds, *exec_pipes;
 	int *status;
 	uint32_t nforked, nexited;
+	int refused, refused_rc; /* the last plugin */
 };
 
 /* Starts the program at $SPANKHOST; drv_end kills what is left of it. */

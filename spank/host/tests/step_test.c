@@ -444,9 +444,10 @@ static void test_task_hook_fails(void)
 			"fail rank=0 stage=4 errno=0");
 	check_task_hook(true, "fail=task_init:3000", 1 << 8, "task_init() failed with rc=3000");
 	check_task_hook(false, "fail=task_init:-1", 0, "task_exit");
-	check_task_hook(false, "fail=task_init:-2147483648", 0,
-			"log 8 rank=0 plugin=0: spank: optional plugin probe.so: task_init() failed "
-			"with rc=-2147483648");
+	check_task_hook(
+		false, "fail=task_init:-2147483648", 0,
+		"log 8 rank=0 plugin=0: spank: optional plugin probe.so: task_init() failed "
+		"with rc=-2147483648");
 	check_task_hook(true, "crash=task_init", SIGSEGV, "task_exit");
 	check_task_hook(true, "exit=task_init", 0, "task_exit");
 }
@@ -472,10 +473,71 @@ static void test_board_tells_of_crash(void)
 	CHECK_INT(slot->hook, HOOK_USER_INIT);
 	CHECK(waitpid(d.pid, &status, 0) == d.pid && WTERMSIG(status) == SIGSEGV);
 	const struct board_entry *entries = (struct board_entry *)(slot + d.board->nslots);
-	CHECK_INT(d.board->next, 8); /* 2 loads, 2 init, 2 init_post_opt, 2 user_init */
-	CHECK(entries[6].end_ns >= entries[6].start_ns && entries[6].rc == 0);
-	CHECK(entries[7].start_ns > 0 && entries[7].end_ns == 0 && entries[7].plugin == 1);
+	CHECK_INT(d.board->next, 10); /* 2 loads, 2 init(), 2 init, 2 init_post_opt, 2 user_init */
+	CHECK(entries[8].end_ns >= entries[8].start_ns && entries[8].rc == 0);
+	CHECK(entries[9].start_ns > 0 && entries[9].end_ns == 0 && entries[9].plugin == 1);
+	char *log = drv_log(&d);
+	has(log, "crash rank=-1 signal=11: ");
+	has(log, ", called at probe.so+0x"); /* from raise(3) */
+	free(log);
 	drv_end(&d);
+}
+
+static void live(struct blob *b)
+{
+	blob_tlv_str(b, TAG_HOST_ENV, "LIFE=0");
+}
+
+static void refuse(struct blob *b)
+{
+	blob_tlv_str(b, TAG_HOST_ENV, "LIFE=3");
+}
+
+static void test_life_of_a_plugin(void)
+{
+	struct scene s = {.ntasks = 1,
+			  .argv = {"true"},
+			  .env = {PATH_ENV},
+			  .plugins = {{plugin, true, {0}}, {plugin, false, {0}}},
+			  .config = live};
+	char *log;
+	int status;
+
+	free(run(&s, &log, &status));
+	has(log, "plugin=0: init() in context 0\n");
+	has(log, "plugin=1: init() in context 0\n");
+	has(log, "plugin=0: fini() in context 2\n");
+	has(log, "plugin=1: fini() in context 2\n");
+	free(log);
+}
+
+/* An optional plugin is out of the stack, a required one ends it; neither has fini(). */
+static void test_init_refuses(void)
+{
+	for (int required = 0; required < 2; required++) {
+		struct scene s = {.ntasks = 1,
+				  .argv = {"true"},
+				  .plugins = {{plugin, required != 0, {0}}},
+				  .config = refuse};
+		struct driver d;
+
+		drv_start(&d);
+		drv_setup(&d, &s);
+		d.refused = -1;
+		struct done done = drv_init(&d, &s);
+		CHECK_INT(done.rc, required ? 3 : 0);
+		CHECK(!required || done.hook == HOOK_BEGIN);
+		CHECK_INT(d.refused, 0);
+		CHECK_INT(d.refused_rc, 3);
+		CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
+		CHECK_STR(drv_replies(&d).what, "gone");
+		char *log = drv_log(&d);
+		has(log, "init() in context 0\n");
+		has_not(log, "fini()");
+		has_not(log, ": init uid");
+		free(log);
+		drv_end(&d);
+	}
 }
 
 /* What a plugin forks holds none of our channels: their end is ours alone. */
@@ -769,7 +831,7 @@ static void test_refused_plugins(void)
 	CHECK_INT(d.hooks[1], 1 << HOOK_INIT | 1 << HOOK_INIT_POST_OPT | 1 << HOOK_USER_INIT |
 				      1 << HOOK_TASK_INIT_PRIVILEGED | 1 << HOOK_TASK_INIT |
 				      1 << HOOK_TASK_POST_FORK | 1 << HOOK_TASK_EXIT |
-				      1 << HOOK_EXIT);
+				      1 << HOOK_EXIT | 1 << HOOK_BEGIN | 1 << HOOK_FINI);
 	CHECK_STR(d.name, "probe");
 	CHECK_INT(drv_init(&d, &s).rc, -1); /* keeps what is not loaded */
 	blob_u32(&keep, 2);
@@ -804,6 +866,8 @@ int main(void)
 	RUN(test_required_hook_fails);
 	RUN(test_task_hook_fails);
 	RUN(test_board_tells_of_crash);
+	RUN(test_life_of_a_plugin);
+	RUN(test_init_refuses);
 	RUN(test_helper_holds_no_channel);
 	RUN(test_streams_are_opened_as_the_user);
 	RUN(test_missing_cwd);
