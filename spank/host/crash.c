@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -136,10 +137,29 @@ static void report(struct host *h, int sig, const void *context)
 	(void)packet_send(h->log, &iov, 1, NULL, 0); /* nothing is left to do about it */
 }
 
+/* Has the kernel end the process by the signal all the same. ld.so names places under a lock, which
+ * a thread has that is loading or closing a plugin: where that waits for the one that has
+ * crashed, neither would go on. Without glibc's timer_create, which may allocate memory. */
+static void end_soon(int sig)
+{
+	struct sigevent ev = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = sig};
+	const struct itimerspec patience = {.it_value = {.tv_sec = 1}};
+	sigset_t set;
+	int timer;
+
+	if (syscall(SYS_timer_create, CLOCK_MONOTONIC, &ev, &timer) < 0 ||
+	    syscall(SYS_timer_settime, timer, 0, &patience, NULL) < 0)
+		return;
+	sigemptyset(&set);
+	sigaddset(&set, sig);
+	(void)sigprocmask(SIG_UNBLOCK, &set, NULL);
+}
+
 static void caught(int sig, siginfo_t *info, void *context)
 {
 	int saved = errno;
 
+	end_soon(sig);
 	/* One that a plugin has forked has no log. */
 	if (host.log >= 0)
 		report(&host, sig, context);
