@@ -50,10 +50,9 @@ func TestRootFailureTable(t *testing.T) {
 				if (doc.State == "DRAINED") != want.drain {
 					t.Errorf("node %s: %q", doc.State, doc.Reason)
 				}
-				late := c.hook == "task_exit" || c.hook == "exit"
 				last := n.last(t)
-				if (last.State == "COMPLETED") != late {
-					t.Errorf("the step: %+v", last)
+				if (last.State == "COMPLETED") != (want.code == 0) {
+					t.Errorf("the step contradicts the exit code %d: %+v", r.code, last)
 				}
 				if !want.drain {
 					return

@@ -353,7 +353,7 @@ func TestRootCrashPlace(t *testing.T) {
 			t.Errorf("%s: the first finding is %q", c.hook, told)
 		}
 		for _, f := range x.Findings[1:] {
-			if regexp.MustCompile(`slurm_spank_` + c.hook + `[^_,]`).MatchString(f.Text) && f.Kind == "plugin" {
+			if regexp.MustCompile(`slurm_spank_`+c.hook+`[^_,]`).MatchString(f.Text) && f.Kind == "plugin" {
 				t.Errorf("%s: %q is followed by %q", c.hook, told, f.Text)
 			}
 		}
