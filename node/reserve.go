@@ -237,7 +237,7 @@ func (n launcher) jobOf(spec *step.Spec) state.Job {
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
 		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
-		Array: spec.Array, Restarts: spec.RestartCount, Stack: machine{n.Node}.keepStack(),
+		Array: spec.Array, Restarts: spec.RestartCount, Stack: machine(n).keepStack(),
 		Started: spec.JobStarted, LimitS: spec.JobLimitS, CPUsPerTask: spec.CPUsPerTask, SubmitHost: spec.SubmitHost,
 	}
 	if spec.TimeLimitS > 0 {

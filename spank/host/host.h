@@ -124,7 +124,7 @@ struct host {
 	struct env env; /* the job's environment */
 	struct env job_control;
 	struct env job_control_gone; /* NAME= of what plugins have unset, which the job may have */
-	char **argv; /* the tasks' command */
+	char **argv;		     /* the tasks' command */
 	int argc;
 	/* Where we are. */
 	uint32_t done;	   /* bit per command that succeeded */
