@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -46,13 +47,18 @@ func makeTag(cfg *Config) (*os.File, error) {
 	return tag, nil
 }
 
-// baseError adds the knob, and the remedy for the usual mistake.
+// baseError adds the knob, and the remedy for the usual mistake. That there is no room, of a disk or
+// of another kind, is no fault of the node's: a job may have taken it, and its end gives it back.
 func baseError(cfg *Config, err error) error {
 	hint := "BasePath= in job_container.conf"
 	if errors.Is(err, unix.ENOENT) && !cfg.AutoBasePath {
 		hint += ": make it or set AutoBasePath=true"
 	}
-	return &launch.FaultError{Err: fmt.Errorf("cannot use job container directory %q: %w (%s)", cfg.BasePath, err, hint)}
+	full := slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.ENOMEM, unix.ENFILE, unix.EMFILE}, func(e error) bool { return errors.Is(err, e) })
+	if err = fmt.Errorf("cannot use job container directory %q: %w (%s)", cfg.BasePath, err, hint); full {
+		return err
+	}
+	return &launch.FaultError{Err: err}
 }
 
 // openTag opens an existing BASE/TAG for removing from it; nil when there is none.

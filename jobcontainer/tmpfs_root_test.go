@@ -1,6 +1,7 @@
 package jobcontainer
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,9 +9,12 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step/launch"
 )
 
 func TestRootJobHasItsOwnDirectories(t *testing.T) {
@@ -380,4 +384,39 @@ func TestRootAddPIDAndCont(t *testing.T) {
 	if err := c.AddCont(2, 4711); err != nil {
 		t.Errorf("the container of an ended job is not free: %v", err)
 	}
+}
+
+// TestRootFullBasePath: that a job has filled the file system of BasePath fails the next one. It is
+// no fault of the node's, which must not be drained by a user.
+func TestRootFullBasePath(t *testing.T) {
+	f := newFixture(t)
+	base := f.cfg.BasePath
+	if err := os.Mkdir(base, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", base, "tmpfs", 0, "mode=755,nr_inodes=64"); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Unmount(base, syscall.MNT_DETACH)
+	c := f.plugin()
+	f.create(c, 1)
+	for i := 0; ; i++ {
+		err := os.Mkdir(fmt.Sprintf("%s/%s/1/%d", base, tagOfTests, i), 0o755)
+		if errors.Is(err, syscall.ENOSPC) {
+			break
+		}
+		if err != nil || i > 64 {
+			t.Fatalf("the file system is not full: %v", err)
+		}
+	}
+	err := c.Create(t.Context(), 2, testUser)
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("Create on a full file system: %v", err)
+	}
+	if fault, ok := errors.AsType[*launch.FaultError](err); ok {
+		t.Errorf("the node is to blame: %v", fault)
+	}
+	f.remove(c, 1)
+	f.create(c, 2)
+	f.remove(c, 2)
 }
