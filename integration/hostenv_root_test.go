@@ -64,7 +64,7 @@ func TestRootHostEnvironment(t *testing.T) {
 				got := environment(readFile(t, n.path(kind, hook+"."+context)))
 				want := map[string]string{
 					"PATH": lib + ":/usr/bin:/bin", "LD_LIBRARY_PATH": lib, "SITE_TOKEN": secret, "MINE": "noded", "dlopen": "found", "tool": "found",
-					"NOTIFY_SOCKET": "", "LD_AUDIT": "", "GCONV_PATH": "", "SLURM_CONF": n.path("slurm.conf"),
+					"NOTIFY_SOCKET": "", "LD_AUDIT": "", "GCONV_PATH": "", "SLURM_CONF": n.path("slurm.conf"), "GOMAXPROCS": "",
 				}
 				switch context {
 				case "1":
@@ -75,6 +75,8 @@ func TestRootHostEnvironment(t *testing.T) {
 					}
 				case "2":
 					want["SLURMD_NODENAME"], want["SLURM_MPI_TYPE"], want["SLURM_JOB_ID"] = "vm", "none", "4711"
+				case "4":
+					want["GOMAXPROCS"] = "2" // noded's
 				case "5":
 					want["SLURMD_NODENAME"], want["SLURM_JOB_ID"], want["SLURM_SCRIPT_CONTEXT"] = "vm", "1", strings.TrimPrefix(hook, "job_")+"_slurmd"
 				}

@@ -61,10 +61,10 @@ func Main() {
 		fmt.Println(build.Line())
 		os.Exit(0)
 	}
+	_ = os.Unsetenv("GOMAXPROCS") // noded's word to this program; plugins get the rest of its environment
 	if len(os.Args) > 1 {
 		os.Exit(jobScript(log, os.Args[1:]))
 	}
-	_ = os.Unsetenv("GOMAXPROCS") // noded's word to this program; plugins get the rest of its environment
 	done := make(chan error)
 	go func() { done <- run(log) }()
 	for {
