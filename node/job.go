@@ -183,7 +183,7 @@ func (e *jobEnd) run() {
 		e.log.Errorf("%v: it is tried again", err)
 	}
 	e.n.reg.gone(e.job)
-	machine{e.n}.dropStack(e.job.Stack)
+	machine{e.n}.tellStack(e.job.Stack)
 	if held && !e.n.health.HoldsJob(e.job.ID) { // that has ended meanwhile, and has seen the job
 		e.place()
 	}

@@ -157,8 +157,8 @@ func (n *Node) open() error {
 		n.locks = append(n.locks, lock)
 	}
 	// What an earlier noded has published may not hold any more.
+	(&publishedConfig{path: n.spool.Published(), log: n.log}).remove()
 	n.published = publishedConfig{path: n.spool.Published(), log: n.log}
-	n.published.remove()
 	st, err := state.Open(state.Config{
 		Spool: n.cfg.SpoolDir, Run: n.cfg.RunDir, Boot: n.boot, KeepAge: n.cfg.MinJobAge, KeepSteps: n.cfg.KeepSteps,
 		Deadline: n.cfg.SpoolTimeout, Clock: n.cfg.clock, Log: n.log,

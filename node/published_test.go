@@ -8,9 +8,11 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"stepd/api"
 	"stepd/internal/testkit"
+	"stepd/node/state"
 	"stepd/step"
 )
 
@@ -43,6 +45,8 @@ func TestPublished(t *testing.T) {
 	}
 	path := tn.spool.Published()
 	tn.stop()
+	broken = nil
+	machine{tn.Node}.ClientConfig() // followStack's, which the end has overtaken
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("after the end: %v", err)
 	}
@@ -126,5 +130,47 @@ func TestKeptStacks(t *testing.T) {
 	entries, err := os.ReadDir(s.spool.StacksDir())
 	if err != nil || len(entries) != 2 { // the present one, and the one before
 		t.Errorf("copies left: %v, %v", entries, err)
+	}
+}
+
+// TestStackThatChangesMeanwhile: where the stack changes between the moment in which a job gets it and
+// the job's beginning, clients read all the same that the job has another one.
+func TestStackThatChangesMeanwhile(t *testing.T) {
+	var mu sync.Mutex
+	digest, begins, changes := "one", false, false
+	var tn *testNode
+	tn = start(t, t.TempDir(), func(c *Config) {
+		c.Stack = func() (Stack, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			begins, changes = false, begins
+			return Stack{Digest: digest, Copy: func() ([]byte, os.FileMode, error) { return nil, 0o644, nil }}, nil
+		}
+		c.clock = state.HostClock()
+		now := c.clock.Now
+		c.clock.Now = func() time.Time { // for the job's end, of which noded thinks after its stack
+			mu.Lock()
+			change := changes
+			if changes = false; change {
+				digest = "two"
+			}
+			mu.Unlock()
+			if change {
+				machine{tn.Node}.ClientConfig() // as followStack
+			}
+			return now()
+		}
+	})
+	defer tn.stop()
+	machine{tn.Node}.ClientConfig()
+	mu.Lock()
+	begins = true
+	mu.Unlock()
+	req := request("wait")
+	req.TimeLimitS = 60
+	id := tn.run(1000, req)
+	conf, err := (&api.Client{Socket: tn.spool.Socket()}).Published()
+	if want := []api.JobStack{{JobID: id.Job, File: tn.spool.Stack("one")}}; err != nil || conf.PlugstackDigest != "two" || !slices.Equal(conf.JobStacks, want) {
+		t.Errorf("published: %+v, %v, want %v", conf, err, want)
 	}
 }

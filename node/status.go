@@ -117,8 +117,8 @@ type publishedConfig struct {
 	told string // guarded by mu: the digest of the stack that was published last
 }
 
-// put publishes an answer. One without a digest is of no use to a client, which must ask again.
-func (p *publishedConfig) put(reply *api.ConfigReply) {
+// putLocked publishes an answer. One without a digest is of no use to a client, which must ask again.
+func (p *publishedConfig) putLocked(reply *api.ConfigReply) {
 	if p.path == "" || reply.PlugstackError != "" {
 		return
 	}
@@ -128,8 +128,6 @@ func (p *publishedConfig) put(reply *api.ConfigReply) {
 	if err != nil {
 		return // the answer itself says it
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if bytes.Equal(doc, p.last) {
 		return
 	}
@@ -140,7 +138,7 @@ func (p *publishedConfig) put(reply *api.ConfigReply) {
 	p.last = doc
 }
 
-// remove takes the file away.
+// remove takes the file away, for ever: an answer may be on its way.
 func (p *publishedConfig) remove() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,6 +146,7 @@ func (p *publishedConfig) remove() {
 	if err := os.Remove(p.path); err != nil && p.path != "" && !errors.Is(err, os.ErrNotExist) {
 		p.log.Warnf("cannot remove the published configuration: %v", err)
 	}
+	p.path = ""
 }
 
 // ClientConfig is what a client takes from the configuration. It is published as well.
@@ -166,9 +165,14 @@ func (n machine) ClientConfig() *api.ConfigReply {
 		if err != nil {
 			reply.PlugstackError = err.Error()
 		}
-		reply.JobStacks = n.keptStacks(stack.Digest)
 	}
-	n.published.put(reply)
+	// Together: what is published last must have the jobs that there are last.
+	n.published.mu.Lock()
+	defer n.published.mu.Unlock()
+	if c.Stack != nil {
+		reply.JobStacks = n.keptLocked(reply.PlugstackDigest)
+	}
+	n.published.putLocked(reply)
 	return reply
 }
 
@@ -239,9 +243,9 @@ func (n machine) sweepStacks(young ...string) {
 	}
 }
 
-// keptStacks lists the jobs that began with another plugin stack than the present one, and says
+// keptLocked lists the jobs that began with another plugin stack than the present one, and says
 // once of each change that there are some.
-func (n machine) keptStacks(present string) (kept []api.JobStack) {
+func (n machine) keptLocked(present string) (kept []api.JobStack) {
 	for _, j := range n.reg.all() {
 		if j.Stack != "" && j.Stack != present {
 			kept = append(kept, api.JobStack{JobID: j.ID, File: n.spool.Stack(j.Stack)})
@@ -249,8 +253,6 @@ func (n machine) keptStacks(present string) (kept []api.JobStack) {
 	}
 	slices.SortFunc(kept, func(a, b api.JobStack) int { return cmp.Compare(a.JobID, b.JobID) })
 	p := &n.published
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if len(kept) > 0 && p.told != present {
 		n.log.Warnf("the plugin stack has changed: %d of the running jobs began with another one, which their steps and epilogs keep", len(kept))
 	}
@@ -258,11 +260,12 @@ func (n machine) keptStacks(present string) (kept []api.JobStack) {
 	return kept
 }
 
-// dropStack is called when a job that began with the stack of that digest is gone: its number may
-// come again, and clients are not to read its stack then.
-func (n machine) dropStack(digest string) {
+// tellStack publishes anew where a job that has begun with the stack of that digest is in the
+// registry, or is there no more, and the stack is another one now: clients are to read the job's own,
+// and not that of a job that has its number later.
+func (n machine) tellStack(digest string) {
 	n.published.mu.Lock()
-	old := n.published.told != "" && digest != n.published.told
+	old := digest != "" && n.published.told != "" && digest != n.published.told
 	n.published.mu.Unlock()
 	if old {
 		n.ClientConfig()
