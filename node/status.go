@@ -260,9 +260,9 @@ func (n machine) keptLocked(present string) (kept []api.JobStack) {
 	return kept
 }
 
-// tellStack publishes anew where a job that has begun with the stack of that digest is in the
-// registry, or is there no more, and the stack is another one now: clients are to read the job's own,
-// and not that of a job that has its number later.
+// tellStack publishes anew what clients read, where a job has begun or is gone whose plugin stack,
+// of that digest, is not the present one: they are to read the job's own stack, and nothing of an
+// earlier job with its number.
 func (n machine) tellStack(digest string) {
 	n.published.mu.Lock()
 	old := digest != "" && n.published.told != "" && digest != n.published.told
