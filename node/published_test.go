@@ -66,7 +66,7 @@ func TestPublished(t *testing.T) {
 // with the last job that needs it.
 func TestKeptStacks(t *testing.T) {
 	var mu sync.Mutex
-	digest, failed := "one", error(nil)
+	digest, failed, reads := "one", error(nil), 0
 	now := func() (string, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -85,6 +85,9 @@ func TestKeptStacks(t *testing.T) {
 		}
 		c.Stack = func() (Stack, error) {
 			d, err := now()
+			mu.Lock()
+			reads++
+			mu.Unlock()
 			return Stack{Digest: d, Copy: func() ([]byte, os.FileMode, error) { return []byte(d), 0o644, nil }}, err
 		}
 	})
@@ -127,6 +130,17 @@ func TestKeptStacks(t *testing.T) {
 	change("five", nil)
 	s.wait(s.run(1000, s.control(request("exit", "0"))))
 	s.idle()
+	kept()
+	mu.Lock()
+	before := reads
+	mu.Unlock()
+	s.wait(s.run(1000, s.control(request("exit", "0"))))
+	s.idle()
+	mu.Lock()
+	if reads != before {
+		t.Errorf("the files of a stack that is as it was were read %d times for a job that begins", reads-before)
+	}
+	mu.Unlock()
 	entries, err := os.ReadDir(s.spool.StacksDir())
 	if err != nil || len(entries) != 2 { // the present one, and the one before
 		t.Errorf("copies left: %v, %v", entries, err)

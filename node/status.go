@@ -191,11 +191,18 @@ func (n machine) keepStack() string {
 	if n.cfg.Stack == nil {
 		return ""
 	}
+	p := &n.published
+	p.mu.Lock()
+	kept := p.kept
+	p.mu.Unlock()
+	// Of files that are as they were stat(2) tells so: they are not read in each job's launch.
+	if _, digest, err := n.cfg.Scripts.StackID(); err == nil && digest != "" && digest == kept {
+		return digest
+	}
 	stack, err := n.cfg.Stack()
 	if err != nil {
 		return "" // loading it reports what is wrong
 	}
-	p := &n.published
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kept == stack.Digest {
