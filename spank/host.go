@@ -127,20 +127,18 @@ func (h *Host) Kill() {
 	}
 }
 
-// logPatience bounds how long Close waits for the end of the log channel: a
-// process that cannot be killed may hold it.
-const logPatience = time.Second
-
-// Close reads the log channel to its end and releases what Host holds in this
-// process. It does not end the host: all processes of the step are dead by now.
+// Close reads what the log channel has and releases what Host holds in this process. It
+// does not end the host: all processes of the step are dead by now, but those that cannot be
+// killed and those of ExitGrace, which may hold the channel.
 func (h *Host) Close() {
 	h.control.Close()
-	h.log.SetReadDeadline(time.Now().Add(logPatience))
 	if h.pidfd >= 0 {
 		unix.Close(h.pidfd)
 		h.pidfd = -1
 	}
 	if h.board != nil {
+		h.drainLog()
+		h.log.SetReadDeadline(time.Now())
 		<-h.logDone // the last records are passed on, and none needs the board any more
 		if len(h.left) > 0 {
 			h.tell(launch.HostRecord{Level: launch.LogInfo, LocalID: -1, Text: strings.Join(h.left, "; ")})
@@ -248,7 +246,11 @@ func isCrash(cause string) bool {
 func (h *Host) suspects(hook string) (names string, required bool) {
 	var found []string
 	for i, l := range h.loaded {
-		if !h.keep[i] || hook != launch.HookClose && !slices.Contains(l.Hooks, hook) {
+		has := h.keep[i] && slices.Contains(l.Hooks, hook)
+		if hook == launch.HookClose {
+			has = l.Error == "" // what is left of one that was refused, too
+		}
+		if !has {
 			continue
 		}
 		required = required || h.stack[i].Required

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"stepd/step/launch"
 )
@@ -60,6 +61,50 @@ func TestCrashAfterRecord(t *testing.T) {
 			close(h.logDone)
 		}
 		h.Close()
+	}
+}
+
+// TestCloseWhileHeld: what was written is heard, and a helper of slurm_spank_exit that holds the
+// channel (by _Fork or clone, of which no handler hears) does not hold up the step's end.
+func TestCloseWhileHeld(t *testing.T) {
+	control, childControl, err := seqpacketPair("control")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer childControl.Close()
+	log, childLog, err := seqpacketPair("log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer childLog.Close()
+	board, err := newBoard(0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &Host{control: control, log: log, pidfd: -1, board: board, names: []string{"x.so"}, logDone: make(chan struct{})}
+	heard := 0
+	h.listen(func(launch.HostRecord) { heard++ })
+	for range 5 {
+		if _, err := childLog.Write(threadsRecord(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began := time.Now()
+	if h.Close(); heard != 5 || time.Since(began) > 500*time.Millisecond {
+		t.Errorf("%d records after %v", heard, time.Since(began))
+	}
+}
+
+// What crashes at exit(3) may be left of a plugin whose init() has refused.
+func TestSuspects(t *testing.T) {
+	h := &Host{
+		names: []string{"kept.so", "refused.so", "missing.so"}, stack: make([]Plugin, 3), keep: []bool{true, false, false},
+		loaded: []Loaded{{Hooks: []string{"slurm_spank_exit"}}, {Hooks: []string{"slurm_spank_exit"}}, {Error: "not loaded"}},
+	}
+	for hook, want := range map[string]string{"slurm_spank_exit": "kept.so", launch.HookClose: "kept.so or refused.so", "slurm_spank_init": "unknown plugin"} {
+		if names, _ := h.suspects(hook); names != want {
+			t.Errorf("%s: %q, want %q", hook, names, want)
+		}
 	}
 }
 

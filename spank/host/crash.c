@@ -121,7 +121,8 @@ static void report(struct host *h, int sig, const void *context)
 	uint8_t buf[512];
 	char text[480];
 	struct writer w = wr_init(buf, sizeof(buf));
-	uintptr_t caller = is_in(at.pc, h->plugin) ? 0 : caller_in(h->plugin, at.sp);
+	const struct plugin *p = h->plugin ? h->plugin : h->closing;
+	uintptr_t caller = is_in(at.pc, p) ? 0 : caller_in(p, at.sp);
 	size_t n = describe(text, sizeof(text), at.pc);
 
 	if (caller != 0) {

@@ -136,8 +136,9 @@ struct host {
 	uint32_t hook;	   /* NO_HOOK outside */
 	uint32_t rank;	   /* the task of the hook, NO_RANK */
 	struct plugin *plugin;
-	int exit_status; /* raw, in task_exit */
-	char *title;	 /* argv[0], where ps looks */
+	const struct plugin *closing; /* whose destructors run: no handle of it is good any more */
+	int exit_status;	      /* raw, in task_exit */
+	char *title;		      /* argv[0], where ps looks */
 	size_t title_size;
 	nlink_t nthreads; /* last seen, to blame a plugin once */
 	bool strays;	  /* threads whose plugin is not known */

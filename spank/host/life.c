@@ -49,7 +49,9 @@ static void close_plugin(struct host *h, struct plugin *p)
 	if (p->dl == NULL || has_threads(h, p))
 		return;
 	board_at(h, p->index, HOOK_CLOSE);
+	h->closing = p;
 	(void)dlclose(p->dl);
+	h->closing = NULL;
 	board_at(h, NO_PLUGIN, NO_HOOK);
 	p->dl = NULL;
 	p->name = p->base;
