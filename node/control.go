@@ -65,14 +65,12 @@ func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) error) er
 	told := 0
 	for _, id := range ids {
 		f := n.reg.follower(id)
-		if f == nil {
+		if f == nil || f.is(stepSettled, stepDropped) { // in ExitGrace stepd takes no request
 			continue
 		}
 		if err := pass(f); err != nil {
-			select {
-			case <-f.ended: // it ended while it was asked
-				continue
-			default:
+			if f.is(stepSettled, stepDropped) {
+				continue // it ended while it was asked
 			}
 			return api.Errorf(api.Unavailable, "cannot %s step %s: %v", verb, id, err)
 		}

@@ -124,6 +124,34 @@ func TestLinger(t *testing.T) {
 	tn.nothingLeft(id)
 }
 
+// TestToldInExitGrace: a step whose result is known has ended, whatever its stepd waits for; its
+// client may still make it FAILED.
+func TestToldInExitGrace(t *testing.T) {
+	t.Parallel()
+	tn := fresh(t)
+	id := tn.run(1000, request("linger"))
+	rec := tn.until(id, step.Completed)
+	for range 2 {
+		_, err := tn.svc.Signal(as(1000), &api.SignalRequest{StepRef: ref(id), Signal: int(syscall.SIGUSR1)})
+		if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "has ended") {
+			t.Errorf("Signal: %v", err)
+		}
+		_, err = tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}})
+		if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "has ended") {
+			t.Errorf("Cancel: %v", err)
+		}
+		if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id), Reason: "plugin", Failed: true}); err != nil {
+			t.Errorf("a failure on the client's side: %v", err)
+		}
+	}
+	if err := syscall.Kill(rec.StepdPID, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	if rec := tn.wait(id); rec.State != step.Failed || rec.Reason != `failed by uid 1000: "plugin"` {
+		t.Errorf("%s, %q", rec.State, rec.Reason)
+	}
+}
+
 // TestForeignStepd: a stepd of another release is not launched with, and the node takes no
 // more jobs; one that was running is followed to its end.
 func TestForeignStepd(t *testing.T) {

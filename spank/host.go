@@ -129,7 +129,7 @@ func (h *Host) Kill() {
 
 // Close reads what the log channel has and releases what Host holds in this process. It
 // does not end the host: all processes of the step are dead by now, but those that cannot be
-// killed and those of ExitGrace, which may hold the channel.
+// killed and helpers in ExitGrace, which may hold the channel.
 func (h *Host) Close() {
 	h.control.Close()
 	if h.pidfd >= 0 {

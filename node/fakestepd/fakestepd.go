@@ -160,10 +160,10 @@ func (f *fake) serve(argv []string) error {
 			return err
 		}
 	}
+	ul.Close()
 	if argv[0] == "linger" {
 		select {}
 	}
-	ul.Close()
 	server.Wait()
 	return nil
 }
