@@ -2,6 +2,7 @@ package integration
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -10,6 +11,7 @@ import (
 // for, and of the same with SpankStrict=yes, is what the commands end with.
 func TestRootRecordOfAFailure(t *testing.T) {
 	waits(t)
+	long := strings.Repeat("l", 240) + ".so"
 	for _, c := range []struct {
 		name, flag, fail string
 		strict           bool
@@ -21,6 +23,7 @@ func TestRootRecordOfAFailure(t *testing.T) {
 	}{
 		{"no task ran", "required", "user_init=3000@2", false, []string{"run", "-n4", "true"}, 0, "no task ran: plugin \"probe.so\": slurm_spank_user_init: failed with rc=3000", "COMPLETED 0", "slurm_spank_user_init: failed with rc=3000"},
 		{"exit after the end", "required", "exit=-1@1", true, []string{"run", "true"}, 1, "exit() failed with rc=-1", "FAILED 1", "slurm_spank_exit: failed with rc=-1"},
+		{"exit of a plugin with a long name", "required", "exit=-1@1", true, []string{"run", "true"}, 1, "exit() failed with rc=-1", "FAILED 1", long[:40]},
 		{"exit after a failure of the step's own", "required", "exit=-1@1", true, []string{"run", "sh", "-c", "exit 7"}, 7, "exit() failed with rc=-1", "FAILED 7", "Exited with exit code 7"},
 		{"exit of batch", "required", "exit=-1@3", true, []string{"batch", "-o", "/dev/null", "--wrap", "sleep 86399"}, 1, "exit() failed with rc=-1", "CANCELLED", "slurm_spank_exit: failed with rc=-1"},
 		{"exit of batch in Slurm", "required", "exit=-1@3", false, []string{"batch", "-o", "/dev/null", "--wrap", "true"}, 0, "exit() failed with rc=-1", "COMPLETED 0", ""},
@@ -31,6 +34,10 @@ func TestRootRecordOfAFailure(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			n := startNode(t, site{Stepd: map[bool]string{true: "SpankStrict=yes\n"}[c.strict]})
 			so := buildProbe(t, n, ownHeaders, n.recordFile(t))
+			if strings.Contains(c.reason, long[:40]) {
+				must(t, os.Rename(so, n.path(long)))
+				so = n.path(long)
+			}
 			n.stack(t, fmt.Sprintf("%s %s tag=A lite fail=%s", c.flag, so, c.fail))
 			r := n.do(t, call{args: c.args})
 			if r.code != c.code || !strings.Contains(r.err, c.says) {

@@ -443,10 +443,13 @@ func (p *Host) End(client *api.Client, code int, err error) (int, error) {
 	}
 	if p.Ends != nil {
 		ctx := context.Background()
+		// noded takes no longer a one: files, and functions of C++, have longer names.
+		reason := failed.Error()
+		reason = strings.ToValidUTF8(reason[:min(len(reason), srunopt.NameMax)], "")
 		if p.Over {
 			_, err = client.Wait(ctx, api.Ref(*p.Ends)) // noded may not have its result yet
 		}
-		err = cmp.Or(err, client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: failed.Error(), Failed: true}))
+		err = cmp.Or(err, client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: reason, Failed: true}))
 		if err != nil {
 			terminal.Say("error: cannot fail step %s: %s", p.Ends, err)
 		}
