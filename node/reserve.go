@@ -185,7 +185,7 @@ func (n launcher) number(spec *step.Spec, a *admission, in order) (*follower, er
 			return nil, err
 		}
 		n.reg.newJob(a, job)
-		machine{n.Node}.tellStack(job.Stack)
+		machine(n).tellStack(job.Stack)
 		spec.Spank = n.stackOf(spec.Spank, job.Stack)
 	} else if err := n.store.NewStepAs(want, a.job.ID, &rec); err != nil {
 		return nil, err
@@ -457,7 +457,7 @@ func (n launcher) admitAlloc(ctx context.Context, caller api.Peer, client int, r
 		return nil, numberError(err, req)
 	}
 	n.reg.newJob(a, rec)
-	machine{n.Node}.tellStack(rec.Stack)
+	machine(n).tellStack(rec.Stack)
 	n.log.WithField("job", rec.ID).WithField("uid", rec.UID).Infof("job allocated for process %d", h.PID)
 	return a.job, nil
 }
