@@ -34,6 +34,7 @@ func (c *testClock) pass(d, set time.Duration) {
 // TestClockSetDeadline: the next noded counts what is left of a job's time by no clock that
 // was set meanwhile.
 func TestClockSetDeadline(t *testing.T) {
+	t.Parallel()
 	for name, set := range map[string]time.Duration{"back": -5 * time.Hour, "forward": 5 * time.Hour, "not": 0} {
 		t.Run(name, func(t *testing.T) {
 			dir, c := t.TempDir(), &testClock{wall: time.Now(), run: time.Hour}

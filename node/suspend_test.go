@@ -98,6 +98,7 @@ func TestResumedBeforeItsLaunch(t *testing.T) {
 // TestResumedWhileLaunched: a job that is resumed while its step is launched does not leave the
 // step standing still, whichever of the two requests stepd would read first.
 func TestResumedWhileLaunched(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	c := newClient(t, 1000)
 	job, err := tn.alloc(c, nil)
@@ -146,6 +147,7 @@ func TestAddToSuspended(t *testing.T) {
 // TestResumeDuringSuspend: a resume does not wait for the answer to a suspend that is under way:
 // it ends that.
 func TestResumeDuringSuspend(t *testing.T) {
+	t.Parallel()
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	tn.until(id, step.Running)

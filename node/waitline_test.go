@@ -134,6 +134,7 @@ func TestImmediateInOrder(t *testing.T) {
 // TestImmediateOver: a request whose time is over is refused with what blocks it, and one
 // whose client has gone is forgotten.
 func TestImmediateOver(t *testing.T) {
+	t.Parallel()
 	tn := &lineNode{testNode: fresh(t)}
 	hold := request("wait")
 	hold.NTasks, hold.TimeLimitS = 3, 3600
