@@ -190,7 +190,7 @@ func TestRunFull(t *testing.T) {
 // TestSilent: the spool does not answer.
 func TestSilent(t *testing.T) {
 	r := newRig()
-	r.cfg.Deadline = 50 * time.Millisecond
+	r.cfg.Deadline = 300 * time.Millisecond
 	said := make(chan error, 10)
 	r.cfg.Silent = func(err error) { said <- err }
 	s := r.mustOpen(t)
@@ -271,7 +271,7 @@ func TestSilent(t *testing.T) {
 // it takes that back there.
 func TestTakenBack(t *testing.T) {
 	r := newRig()
-	r.cfg.Deadline = 30 * time.Millisecond
+	r.cfg.Deadline = 300 * time.Millisecond
 	s := r.mustOpen(t)
 	before := r.afterKill()
 	put(t, s, "batch", "1", "accepted")
@@ -296,7 +296,7 @@ func TestTakenBack(t *testing.T) {
 // TestSilentOpen: neither opening nor closing waits longer than the deadline.
 func TestSilentOpen(t *testing.T) {
 	r := newRig()
-	r.cfg.Deadline = 50 * time.Millisecond
+	r.cfg.Deadline = 300 * time.Millisecond
 	s := r.mustOpen(t)
 	for path, disk := range map[string]func(*rig) *fakeDisk{
 		"/spool/durable.journal": func(r *rig) *fakeDisk { return r.spool },
@@ -327,7 +327,7 @@ func TestSilentOpen(t *testing.T) {
 // TestRunSilent: a run directory that lies on a disk does not answer. That is waited for once.
 func TestRunSilent(t *testing.T) {
 	r := newRig()
-	r.cfg.Deadline = 50 * time.Millisecond
+	r.cfg.Deadline = 300 * time.Millisecond
 	s := r.mustOpen(t)
 	end := r.run.stop()
 	ended := func(tx *Tx) error { return tx.Put("step", "1.0", "ended") }

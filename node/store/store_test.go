@@ -385,7 +385,7 @@ func TestOvertaken(t *testing.T) {
 // whichever request has begun the block: after a power failure it would come again.
 func TestBlockWaits(t *testing.T) {
 	r := newRig()
-	r.cfg.Deadline = 50 * time.Millisecond
+	r.cfg.Deadline = 300 * time.Millisecond
 	s := r.mustOpen(t)
 	end := r.spool.stop()
 	defer end()
