@@ -1,0 +1,131 @@
+// Package rpc sends Slurm's messages to slurmctld, slurmd and srun, signed by munge, and reads
+// their answers. Begin with Client.
+package rpc
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"stepd/slurm/munge"
+	"stepd/slurm/wire"
+)
+
+// Client sends messages of a release. Its methods may be called from several goroutines.
+type Client struct {
+	Release wire.Release
+	Munge   munge.Client
+	// Timeout bounds one exchange: MessageTimeout of slurm.conf. 0 is 10 s.
+	Timeout time.Duration
+}
+
+// Peer is who a message goes to.
+type Peer struct {
+	// Addr is "HOST:PORT".
+	Addr string
+	// Reader is the user who may read the token: munge.Anyone where it is not known.
+	Reader uint32
+	// Signers are the users whose answer counts.
+	Signers []uint32
+}
+
+// frameMax bounds an answer, in bytes: it is a number.
+const frameMax = 1 << 20
+
+// ReturnError is an answer that is not 0.
+type ReturnError struct{ Code uint32 }
+
+func (e *ReturnError) Error() string { return fmt.Sprintf("it answers with Slurm's error %d", e.Code) }
+
+// Send sends a message and waits for the answer. A *ReturnError is the peer's refusal; another
+// error, that the message may not have come, and may be sent again.
+func (c *Client) Send(ctx context.Context, to Peer, m wire.Message) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+	defer cancel()
+	if err := c.exchange(ctx, to, m); err != nil {
+		return fmt.Errorf("cannot send message %d to %s: %w", m.Type(), to.Addr, err)
+	}
+	return nil
+}
+
+func (c *Client) timeout() time.Duration {
+	if c.Timeout == 0 {
+		return 10 * time.Second
+	}
+	return c.Timeout
+}
+
+func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
+	token, err := c.Munge.Encode(ctx, to.Reader, wire.Hash(m.Type()))
+	if err != nil {
+		return err
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.Addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := conn.Write(wire.Frame(c.Release, m.Type(), token, wire.Pack(c.Release, m))); err != nil {
+		return err
+	}
+	b, err := readFrame(conn)
+	if err != nil {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	return c.answer(ctx, to, b)
+}
+
+// readFrame reads a message with its length before it.
+func readFrame(in io.Reader) ([]byte, error) {
+	var size [4]byte
+	if _, err := io.ReadFull(in, size[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n > frameMax {
+		return nil, fmt.Errorf("it has %d bytes, and %d is the limit", n, frameMax)
+	}
+	b, err := io.ReadAll(io.LimitReader(in, int64(n)))
+	if err == nil && len(b) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	return b, err
+}
+
+// answer reads an answer, and whose it is.
+func (c *Client) answer(ctx context.Context, from Peer, b []byte) error {
+	h, token, body, err := wire.ParseFrame(b)
+	if err != nil {
+		return err
+	}
+	cred, err := c.Munge.Decode(ctx, token)
+	if err != nil {
+		return fmt.Errorf("its answer is not to be trusted: %w", err)
+	}
+	if !slices.Contains(from.Signers, cred.UID) {
+		return fmt.Errorf("its answer is uid %d's, and not to be trusted", cred.UID)
+	}
+	if !signs(cred.Payload, h.Type, body) {
+		return errors.New("its answer is not to be trusted: the token is another message's")
+	}
+	if h.Type != wire.TypeReturnCode {
+		return fmt.Errorf("it answers with message %d", h.Type)
+	}
+	rc, err := wire.ReturnCode(body)
+	if err == nil && rc != 0 {
+		err = &ReturnError{rc}
+	}
+	return err
+}
+
+// signs reports whether a token's payload belongs to the message.
+func signs(payload []byte, t wire.Type, body []byte) bool {
+	return bytes.Equal(payload, wire.Hash(t)) || len(payload) > 0 && payload[0] == 2 // K12: later
+}

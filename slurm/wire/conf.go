@@ -1,0 +1,73 @@
+package wire
+
+// Conf is what slurmd knows of its node, and of its own files.
+type Conf struct {
+	Release Release
+	// Host is the machine's name, Node its name in slurm.conf.
+	Host, Node                            string
+	CPUs, Boards, Sockets, Cores, Threads uint16
+	// SpecCPUs are the CPUs kept from jobs, a list.
+	SpecCPUs   string
+	SpecCores  uint16
+	SpecMemory uint64 // MB
+	RealMemory uint64 // MB
+	// BlockMap makes the machine's CPUs of Slurm's abstract ones, BlockMapInv the reverse.
+	BlockMap, BlockMapInv []uint16
+	Spool                 string
+	LogFile               string
+	Debug, SyslogDebug    uint32
+	ConfFile              string // since 24.05
+	TopoAddr, TopoPattern string
+	Port                  uint16
+}
+
+func decodeConf(b []byte) (*Conf, error) {
+	r := newReader(0, "slurmd_conf", b)
+	r.v = Release(r.u16("protocol"))
+	c := &Conf{Release: r.v}
+	if r.err == nil {
+		if err := r.v.check(); err != nil {
+			return nil, err
+		}
+	}
+	c.Host = r.name("hostname")
+	c.CPUs, c.Boards, c.Sockets, c.Cores, c.Threads = r.u16("cpus"), r.u16("boards"), r.u16("sockets"), r.u16("cores"), r.u16("threads")
+	if r.since(V2311) {
+		r.u16("actual_threads")
+	}
+	c.SpecCPUs, c.SpecCores, c.SpecMemory, c.RealMemory = r.str("cpu_spec_list"), r.u16("core_spec_cnt"), r.u64("mem_spec_limit"), r.u64("real_memory")
+	r.u16("block_map_size")
+	c.BlockMap, c.BlockMapInv = r.u16s("block_map"), r.u16s("block_map_inv")
+	if r.since(V2405) {
+		c.ConfFile = r.str("conffile")
+	}
+	c.Spool, c.Node, c.LogFile = r.str("spooldir"), r.name("node_name"), r.str("logfile")
+	c.Debug, c.SyslogDebug = r.u32("debug_level"), r.u32("syslog_debug")
+	if r.since(V2405) {
+		r.str("stepd_loc")
+	}
+	if r.since(V2302) {
+		r.bool("daemonize")
+	} else {
+		r.u32("daemonize")
+	}
+	c.TopoAddr, c.TopoPattern, c.Port = r.str("node_topo_addr"), r.str("node_topo_pattern"), r.u16("port")
+	r.tres("tres")
+	if r.since(V2302) { // slurm.conf follows, as slurmd keeps it: it is read as the file that it is
+		return c, r.err
+	}
+	return c, r.end()
+}
+
+// tres skips a list of trackable resources.
+func (r *reader) tres(field string) {
+	if n := r.u32(field); n != NoVal {
+		for range r.fits(field, uint64(n), 28) {
+			r.u64(field)
+			r.u64(field)
+			r.u32(field)
+			r.str(field)
+			r.str(field)
+		}
+	}
+}
