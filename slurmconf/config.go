@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -133,6 +134,8 @@ type Config struct {
 	Cgroup Cgroup
 	// Mpi is mpi.conf; zero fields are the PMIx plugin's defaults.
 	Mpi step.PMIxConf
+	// Control is empty but for LoadSlurmd.
+	Control Control
 }
 
 // defaults is the configuration without any file.
@@ -208,11 +211,17 @@ func Load(path, hostname string) (*Config, []Problem, error) { return LoadAs(pat
 // stands for the types that Slurm's documentation has.
 func LoadAs(path, hostname, node string, mpiTypes ...string) (*Config, []Problem, error) {
 	if len(mpiTypes) == 0 {
-		mpiTypes = []string{"none", "pmi2", "pmix"}
+		mpiTypes = slurmMPITypes
 	}
-	l := &loader{mpiTypes: mpiTypes, cfg: defaults(cmp.Or(node, hostname)), hostname: hostname, nodeName: node, nodeSeen: map[string]statement{}, told: map[string]statement{}}
-	if node != "" {
-		l.cfg.Node.Name = node
+	return run(&loader{mpiTypes: mpiTypes, cfg: defaults(cmp.Or(node, hostname)), hostname: hostname, nodeName: node, nodeSeen: map[string]statement{}, told: map[string]statement{}}, path)
+}
+
+// slurmMPITypes are the MPI plugins that Slurm's documentation has.
+var slurmMPITypes = []string{"none", "pmi2", "pmix"}
+
+func run(l *loader, path string) (*Config, []Problem, error) {
+	if l.nodeName != "" {
+		l.cfg.Node.Name = l.nodeName
 	}
 	if path == "" {
 		return l.cfg, nil, nil
@@ -241,8 +250,10 @@ type loader struct {
 	hostname string
 	mpiTypes []string
 	nodeName string // as the caller gave it, "" if it did not
-	dir      string // slurm.conf's
-	probs    problems
+	// control are the controllers' lines, nil where nobody asks for them.
+	control *controlLines
+	dir     string // slurm.conf's
+	probs   problems
 
 	nodeFrom    statement // of this node's line, if there is one
 	nodeDefault Node
@@ -276,6 +287,8 @@ func (l *loader) slurmFile(stmts []statement) {
 			l.nodeLine(s)
 		case first.is("PartitionName"):
 			l.partitionLine(s)
+		case l.control != nil && first.is("SlurmctldHost"):
+			l.control.host(s)
 		case isForeignLine(first.key):
 			l.probs.at(s, SeverityIgnored, "", "%s does not concern a node daemon", first.key)
 		default:
@@ -284,7 +297,14 @@ func (l *loader) slurmFile(stmts []statement) {
 	}
 	l.chooseNode()
 	l.choosePartition()
-	l.plainKeys(plain, l.slurmKeys(), SeverityIgnored)
+	keys := l.slurmKeys()
+	if l.control != nil {
+		maps.Copy(keys, l.control.keys(&l.cfg.Control))
+	}
+	l.plainKeys(plain, keys, SeverityIgnored)
+	if l.control != nil {
+		l.cfg.Control.Addrs = l.control.addrs()
+	}
 	l.exclude()
 }
 
