@@ -250,7 +250,7 @@ type loader struct {
 	hostname string
 	mpiTypes []string
 	nodeName string // as the caller gave it, "" if it did not
-	// control are the controllers' lines, nil where nobody asks for them.
+	// control are the controllers' lines, nil where no caller asks for them.
 	control *controlLines
 	dir     string // slurm.conf's
 	probs   problems

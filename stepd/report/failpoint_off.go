@@ -1,6 +1,6 @@
 //go:build !failpoint
 
-package stepd
+package report
 
 // failpoint is where a step stops for a test: of the programs that are shipped, none does.
 type failpoint struct{}

@@ -1,6 +1,6 @@
 //go:build failpoint
 
-package stepd
+package report
 
 import (
 	"bytes"

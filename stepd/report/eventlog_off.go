@@ -1,5 +1,5 @@
 //go:build noevents
 
-package stepd
+package report
 
 const eventLog = false
