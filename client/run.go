@@ -340,8 +340,7 @@ func (l *launch) hear(conn *stepapi.Conn) *step.Record {
 		}
 		switch m.Type {
 		case stepapi.TypeMessage:
-			_, warning, _ := strings.Cut(m.Text, ": warning: ")
-			if strings.HasPrefix(warning, "spank: optional plugin ") && !l.plugins.Warn(warning) {
+			if _, warning, ok := strings.Cut(m.Text, ": warning: "); ok && !l.plugins.Warn(warning) {
 				break
 			}
 			terminal.SayLine(terminal.Escape(m.Text))

@@ -135,8 +135,8 @@ func Open(ctx context.Context, conf *api.ConfigReply, cfg spank.SessionConfig) (
 	return spank.Open(ctx, cfg)
 }
 
-// Warn reports whether the user is to be told that an optional plugin has failed: one that fails
-// on this side does so on the node as well, which says the same.
+// Warn reports whether a warning is to be printed: it was not yet, in this command. A plugin
+// that fails on this side fails on the node as well, which says the same.
 func (p *Host) Warn(text string) bool {
 	_, told := p.warned.LoadOrStore(text, true)
 	return !told
