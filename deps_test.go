@@ -60,7 +60,7 @@ var importRules = map[string]struct {
 	"stepd/node/store":         {[]string{"stepd/internal/linux"}, "keeps values by name, and knows none of them"},
 	"stepd/internal/child":     {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable", "stepd/eventlog"}, "starts programs, and does not know what for"},
 	"stepd/node/scripts":       {[]string{"stepd/internal/child", "stepd/step", "stepd/api/stepapi", "stepd/internal/printable"}, "runs what a site runs around a job; what the node does about its result is node's"},
-	"stepd/internal/lookup":    {[]string{"stepd/internal/child", "stepd/srunopt", "stepd/step"}, "answers who a user is: knows no step"},
+	"stepd/internal/lookup":    {[]string{"stepd/srunopt", "stepd/step"}, "answers who a user is: knows no step"},
 	"stepd/node/serve":         {[]string{"stepd/api", "stepd/api/stepapi", "stepd/step", "stepd/internal/printable", "stepd/srunopt"}, "noded's API, who may do what: knows the node by the interfaces that it declares"},
 	"stepd/node/place":         {[]string{"stepd/node", "stepd/step", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/task/cgroup", "stepd/task/device", "stepd/internal/linux", "stepd/node/selection", "stepd/step/launch"}, "implements node.Tracker and node.Limits by mechanisms: what only noded pays for"},
 	"stepd/node/selection":     {[]string{"stepd/step", "stepd/srunopt", "stepd/api"}, "plain data: chooses, and knows neither jobs' records nor steps' processes; the node document's lines are the API's"},

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
-	"stepd/internal/child"
 	"stepd/internal/linux"
 	"stepd/node/state"
 	"stepd/step"
@@ -136,7 +135,7 @@ func (n launcher) extern(ctx context.Context, j *job) (*follower, error) {
 	}
 	req := &step.Request{
 		Schema: step.Schema, Job: &j.ID, UID: &j.UID, GID: &j.GID, Name: "extern", Argv: []string{"/bin/sleep", "infinity"},
-		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + child.SafePath}, Cwd: "/", MPI: "none",
+		NTasks: 1, NNodes: 1, CPUsPerTask: 1, Overcommit: true, Env: []string{"PATH=" + step.SafePath}, Cwd: "/", MPI: "none",
 	}
 	null := step.Stream{Kind: step.StreamNull}
 	req.Stdin, req.Stdout, req.Stderr = null, null, null

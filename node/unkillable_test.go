@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"stepd/internal/child"
 	"stepd/node/scripts"
 	"stepd/step"
 	"stepd/step/launch"
@@ -85,7 +84,7 @@ func TestUnkillable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"SLURM_JOB_ID=1\n", "SLURM_STEP_ID=0\n", "SLURM_JOB_UID=1000\n", "STEPD_UNKILLABLE_PIDS=4242\n", "PATH=" + child.SafePath} {
+	for _, want := range []string{"SLURM_JOB_ID=1\n", "SLURM_STEP_ID=0\n", "SLURM_JOB_UID=1000\n", "STEPD_UNKILLABLE_PIDS=4242\n", "PATH=" + step.SafePath} {
 		if strings.Count(string(b), want) != 1 {
 			t.Errorf("the program was not run once with %q:\n%s", want, b)
 		}

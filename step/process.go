@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// SafePath is the PATH of the programs that our programs start for themselves: never a user's.
+const SafePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 // Survivor is a process that SIGKILL has not ended, as /proc shows it, for an
 // administrator who looks for the cause.
 type Survivor struct {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"stepd/step"
 )
 
 // Lookup is the number of a user or a group, kind, by its name, for which it asks the name
@@ -65,7 +67,7 @@ func AskNames(question string) (map[string]string, error) {
 // HelperEnv is the environment of the programs that stepctl starts for itself: a library that the
 // user preloads would write between the words that they say.
 func HelperEnv() []string {
-	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	return []string{"PATH=" + step.SafePath, "LC_ALL=C"}
 }
 
 // Beside finds one of our programs: beside this one, else in the folders that

@@ -29,9 +29,6 @@ import (
 	"stepd/step"
 )
 
-// SafePath is the PATH of the programs that noded starts: never a user's.
-const SafePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 // Environ is noded's own environment for the programs that it starts, with vars in the place of
 // its own variables of these names. It lacks those by which systemd and noded know each other: a
 // program that has them speaks for noded.

@@ -18,7 +18,6 @@ import (
 	"time"
 	"unicode"
 
-	"stepd/internal/child"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -123,7 +122,7 @@ func (l *Service) ask(ctx context.Context, uid uint32) (step.User, error) {
 	defer overflow(nil)
 	cmd := exec.CommandContext(ctx, l.program, "--lookup")
 	out, diag := &limited{max: answerMax, over: overflow}, &limited{max: 4096, over: overflow}
-	cmd.Env = []string{"PATH=" + child.SafePath, "LC_ALL=C"}
+	cmd.Env = []string{"PATH=" + step.SafePath, "LC_ALL=C"}
 	cmd.Dir = "/"
 	cmd.Stdin = strings.NewReader(fmt.Sprintf("uid %d\n", uid))
 	cmd.Stdout, cmd.Stderr = out, diag

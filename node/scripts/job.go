@@ -15,7 +15,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"stepd/internal/child"
 	"stepd/step"
 )
 
@@ -359,7 +358,7 @@ func (r *Runner) unkillableEnv(j *Job, f Facts, left *step.Record, text string) 
 		pids[i] = fmt.Sprint(s.PID)
 	}
 	return append(r.nodeEnv(j, f),
-		"PATH="+child.SafePath,
+		"PATH="+step.SafePath,
 		"SLURM_STEP_ID="+id,
 		"SLURM_STEPID="+id,
 		"STEPD_UNKILLABLE="+text,
