@@ -11,14 +11,6 @@
 #include "driver.h"
 #include "test.h"
 
-static void has(const char *text, const char *part)
-{
-	if (strstr(text, part) == NULL) {
-		fprintf(stderr, "\"%s\" is not in:\n%s", part, text);
-		exit(1);
-	}
-}
-
 static const char *plugin(const char *name)
 {
 	static char path[4096];
@@ -239,12 +231,7 @@ static void test_load_job(void)
 
 int main(void)
 {
-	if (geteuid() != 0) {
-		CHECK(getenv("STRICT") == NULL);
-		printf("skipped: abi_test needs root\n");
-		return 0;
-	}
-	signal(SIGPIPE, SIG_IGN);
+	drv_needs_root("abi_test");
 	RUN(test_missing_is_told);
 	RUN(test_more_than_are_told);
 	RUN(test_calls_end_the_host);

@@ -419,3 +419,47 @@ char *drv_read_all(int fd)
 	close(fd);
 	return text;
 }
+
+void has(const char *text, const char *part)
+{
+	if (strstr(text, part) == NULL) {
+		fprintf(stderr, "\"%s\" is not in:\n%s", part, text);
+		exit(1);
+	}
+}
+
+void has_not(const char *text, const char *part)
+{
+	if (strstr(text, part) != NULL) {
+		fprintf(stderr, "\"%s\" is in:\n%s", part, text);
+		exit(1);
+	}
+}
+
+char *drv_step(const struct scene *s, char **log, int *status)
+{
+	struct driver d;
+
+	drv_start(&d);
+	drv_setup(&d, s);
+	CHECK_INT(drv_init(&d, s).rc, 0);
+	int out = drv_output(&d, 1);
+	drv_stream(&d, NO_RANK, 2, STREAM_SAME, 0, "");
+	drv_run(&d);
+	CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
+	CHECK_STR(drv_replies(&d).what, "gone");
+	*log = drv_log(&d);
+	*status = d.status[0];
+	drv_end(&d);
+	return drv_read_all(out);
+}
+
+void drv_needs_root(const char *program)
+{
+	if (geteuid() != 0) {
+		CHECK(getenv("STRICT") == NULL);
+		printf("skipped: %s needs root\n", program);
+		exit(0);
+	}
+	signal(SIGPIPE, SIG_IGN);
+}

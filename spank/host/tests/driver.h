@@ -13,6 +13,7 @@
 #include "wire.h"
 
 #define TEST_UID 7001
+#define PATH_ENV "PATH=/usr/bin:/bin"
 
 #define SCENE_PLUGINS 32
 
@@ -97,6 +98,17 @@ void drv_open_gate(struct driver *d);
 
 /* Everything in the log so far, one record a line. Free it. */
 char *drv_log(struct driver *d);
+
+/* Runs a whole step with stdout in a pipe; returns what the tasks wrote and the log. Free both.
+ * status is the first task's. */
+char *drv_step(const struct scene *s, char **log, int *status);
+
+/* Ends the test unless part is, or is not, in text. */
+void has(const char *text, const char *part);
+void has_not(const char *text, const char *part);
+
+/* Skips the whole program where it is not root. */
+void drv_needs_root(const char *program);
 
 /* What comes out of a pipe up to its end of file. Free it. */
 char *drv_read_all(int fd);

@@ -17,44 +17,7 @@
 #include "driver.h"
 #include "test.h"
 
-#define PATH_ENV "PATH=/usr/bin:/bin"
-
 static const char *plugin;
-
-static void has(const char *text, const char *part)
-{
-	if (strstr(text, part) == NULL) {
-		fprintf(stderr, "\"%s\" is not in:\n%s", part, text);
-		exit(1);
-	}
-}
-
-static void has_not(const char *text, const char *part)
-{
-	if (strstr(text, part) != NULL) {
-		fprintf(stderr, "\"%s\" is in:\n%s", part, text);
-		exit(1);
-	}
-}
-
-/* Runs a whole step with stdout in a pipe; returns what the tasks wrote and the log. */
-static char *run(const struct scene *s, char **log, int *status)
-{
-	struct driver d;
-
-	drv_start(&d);
-	drv_setup(&d, s);
-	CHECK_INT(drv_init(&d, s).rc, 0);
-	int out = drv_output(&d, 1);
-	drv_stream(&d, NO_RANK, 2, STREAM_SAME, 0, "");
-	drv_run(&d);
-	CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
-	CHECK_STR(drv_replies(&d).what, "gone");
-	*log = drv_log(&d);
-	*status = d.status[0];
-	drv_end(&d);
-	return drv_read_all(out);
-}
 
 static void test_hooks_in_order_with_their_rights(void)
 {
@@ -65,7 +28,7 @@ static void test_hooks_in_order_with_their_rights(void)
 			  .plugins = {{plugin, true, {"one", "two"}}}};
 	char *log;
 	int status;
-	char *out = run(&s, &log, &status);
+	char *out = drv_step(&s, &log, &status);
 
 	CHECK_INT(status, 0);
 	has(log,
@@ -96,7 +59,7 @@ static void test_items(void)
 	char *log;
 	int status;
 
-	free(run(&s, &log, &status));
+	free(drv_step(&s, &log, &status));
 	has(log, "items init 0 3007 3001 3008 3002 env 3004 3005 3001 3003 3001 job 3010 remote 1 "
 		 "getopt 3009\n");
 	has(log, "items user_init 0 3007 3001 3008 3002 env 3004 3005 3001 3003 3001 job 3010 "
@@ -146,7 +109,7 @@ static void test_unknown_options(void)
 	char *log;
 	int status;
 
-	free(run(&s, &log, &status));
+	free(drv_step(&s, &log, &status));
 	has(log,
 	    "log 3 rank=-1 plugin=-1: spank: plugin \"probe\" option \"other\" not found on the "
 	    "remote side\n"
@@ -166,7 +129,7 @@ static void test_options(void)
 			  .plugins = {{plugin, true, {"opt"}}, {plugin, false, {"opt"}}}};
 	char *log;
 	int status;
-	char *out = run(&s, &log, &status);
+	char *out = drv_step(&s, &log, &status);
 
 	has(log, "register 0 0");
 	has(log, "spank: option \"popt\" provided by both probe.so and probe.so");
@@ -189,7 +152,7 @@ static void test_environment_and_limits(void)
 			  .plugins = {{plugin, true, {"prepend"}}}};
 	char *log;
 	int status;
-	char *out = run(&s, &log, &status);
+	char *out = drv_step(&s, &log, &status);
 
 	has(out, "PREPENDED=1\n");
 	has(out, "SLURM_TASK_PID=");
@@ -252,7 +215,7 @@ static void check_exec(const char *command, int error, const char *path, const c
 	char *log, want[256];
 	int status;
 
-	free(run(&s, &log, &status));
+	free(drv_step(&s, &log, &status));
 	snprintf(want, sizeof(want), "fail rank=0 stage=%d errno=%d %s (", STAGE_EXEC, error, path);
 	has(log, want);
 	has(log, why);
@@ -429,7 +392,7 @@ static void check_task_hook(bool required, const char *arg, int status, const ch
 	char *log;
 	int have;
 
-	free(run(&s, &log, &have));
+	free(drv_step(&s, &log, &have));
 	CHECK_INT(have & ~0x80, status); /* a core or not */
 	has(log, part);
 	free(log);
@@ -450,129 +413,6 @@ static void test_task_hook_fails(void)
 		"with rc=-2147483648");
 	check_task_hook(true, "crash=task_init", SIGSEGV, "task_exit");
 	check_task_hook(true, "exit=task_init", 0, "task_exit");
-}
-
-static void test_board_tells_of_crash(void)
-{
-	struct scene s = {.ntasks = 1,
-			  .argv = {"true"},
-			  .env = {PATH_ENV},
-			  .plugins = {{plugin, true, {0}}, {plugin, true, {"crash=user_init"}}}};
-	struct driver d;
-	int status;
-
-	drv_start(&d);
-	drv_setup(&d, &s);
-	CHECK_INT(drv_init(&d, &s).rc, 0);
-	int fd = blob_memfd(&d.step);
-	CHECK_INT(drv_do(&d, CMD_STEP, NULL, &fd, 1).rc, 0);
-	close(fd);
-	CHECK_STR(drv_do(&d, CMD_USER_INIT, NULL, NULL, 0).what, "gone");
-	const struct board_slot *slot = (struct board_slot *)(d.board + 1);
-	CHECK_INT(slot->plugin, 1);
-	CHECK_INT(slot->hook, HOOK_USER_INIT);
-	CHECK(waitpid(d.pid, &status, 0) == d.pid && WTERMSIG(status) == SIGSEGV);
-	const struct board_entry *entries = (struct board_entry *)(slot + d.board->nslots);
-	CHECK_INT(d.board->next, 10); /* 2 loads, 2 init(), 2 init, 2 init_post_opt, 2 user_init */
-	CHECK(entries[8].end_ns >= entries[8].start_ns && entries[8].rc == 0);
-	CHECK(entries[9].start_ns > 0 && entries[9].end_ns == 0 && entries[9].plugin == 1);
-	char *log = drv_log(&d);
-	has(log, "crash rank=-1 signal=11: ");
-	has(log, ", called at probe.so+0x"); /* from raise(3) */
-	free(log);
-	drv_end(&d);
-}
-
-static void close_crash(struct blob *b)
-{
-	blob_tlv_str(b, TAG_HOST_ENV, "CLOSE=1");
-}
-
-static void close_thread_crash(struct blob *b)
-{
-	blob_tlv_str(b, TAG_HOST_ENV, "CLOSE=thread");
-}
-
-/* A crash in dlclose has its place as well. Of a thread it has not: ld.so's lock is the closing
- * one's, which waits for it; but the host ends. */
-static void test_crash_in_dlclose(void)
-{
-	for (int thread = 0; thread < 2; thread++) {
-		struct scene s = {.ntasks = 1,
-				  .argv = {"true"},
-				  .plugins = {{plugin, true, {0}}},
-				  .config = thread ? close_thread_crash : close_crash};
-		struct driver d;
-		int status;
-
-		drv_start(&d);
-		drv_setup(&d, &s);
-		CHECK_INT(drv_init(&d, &s).rc, 0);
-		CHECK_STR(drv_do(&d, CMD_EXIT, NULL, NULL, 0).what, "gone");
-		CHECK(waitpid(d.pid, &status, 0) == d.pid && WTERMSIG(status) == SIGSEGV);
-		char *log = drv_log(&d);
-		if (!thread)
-			has(log, ", called at probe.so+0x");
-		free(log);
-		drv_end(&d);
-	}
-}
-
-static void live(struct blob *b)
-{
-	blob_tlv_str(b, TAG_HOST_ENV, "LIFE=0");
-}
-
-static void refuse(struct blob *b)
-{
-	blob_tlv_str(b, TAG_HOST_ENV, "LIFE=3");
-}
-
-static void test_life_of_a_plugin(void)
-{
-	struct scene s = {.ntasks = 1,
-			  .argv = {"true"},
-			  .env = {PATH_ENV},
-			  .plugins = {{plugin, true, {0}}, {plugin, false, {0}}},
-			  .config = live};
-	char *log;
-	int status;
-
-	free(run(&s, &log, &status));
-	has(log, "plugin=0: init() in context 0\n");
-	has(log, "plugin=1: init() in context 0\n");
-	has(log, "plugin=0: fini() in context 2\n");
-	has(log, "plugin=1: fini() in context 2\n");
-	free(log);
-}
-
-/* An optional plugin is out of the stack, a required one ends it; neither has fini(). */
-static void test_init_refuses(void)
-{
-	for (int required = 0; required < 2; required++) {
-		struct scene s = {.ntasks = 1,
-				  .argv = {"true"},
-				  .plugins = {{plugin, required != 0, {0}}},
-				  .config = refuse};
-		struct driver d;
-
-		drv_start(&d);
-		drv_setup(&d, &s);
-		d.refused = -1;
-		struct done done = drv_init(&d, &s);
-		CHECK_INT(done.rc, required ? 3 : 0);
-		CHECK(!required || done.hook == HOOK_BEGIN);
-		CHECK_INT(d.refused, 0);
-		CHECK_INT(d.refused_rc, 3);
-		CHECK_INT(drv_do(&d, CMD_EXIT, NULL, NULL, 0).rc, 0);
-		CHECK_STR(drv_replies(&d).what, "gone");
-		char *log = drv_log(&d);
-		has(log, "init() in context 0\n");
-		has_not(log, "fini()");
-		has_not(log, ": init uid");
-		free(log);
-		drv_end(&d);
-	}
 }
 
 /* What a plugin forks holds none of our channels: their end is ours alone. */
@@ -630,7 +470,7 @@ static void test_missing_cwd(void)
 	struct scene s = {.ntasks = 2, .argv = {"pwd"}, .env = {PATH_ENV}, .cwd = "/no/such/dir"};
 	char *log;
 	int status;
-	char *out = run(&s, &log, &status);
+	char *out = drv_step(&s, &log, &status);
 
 	CHECK_STR(out, "/tmp\n/tmp\n");
 	CHECK_STR(log, "log 1 rank=-1 plugin=-1: couldn't chdir to `/no/such/dir': No such file or "
@@ -685,7 +525,7 @@ static void test_join(void)
 		int status;
 
 		CHECK(s.job_ns >= 0);
-		char *out = run(&s, &log, &status);
+		char *out = drv_step(&s, &log, &status);
 		close(s.job_ns);
 		CHECK_STR(out, "/mnt/inside\n/mnt/inside\n");
 		has(log, "task_init_privileged uid=0,0,0 gid=0,0,0 groups=3 cwd=/mnt/inside");
@@ -884,12 +724,7 @@ int main(void)
 {
 	plugin = getenv("PLUGIN");
 	CHECK(plugin != NULL);
-	if (geteuid() != 0) {
-		CHECK(getenv("STRICT") == NULL);
-		printf("skipped: step_test needs root\n");
-		return 0;
-	}
-	signal(SIGPIPE, SIG_IGN);
+	drv_needs_root("step_test");
 	RUN(test_hooks_in_order_with_their_rights);
 	RUN(test_items);
 	RUN(test_options);
@@ -900,10 +735,6 @@ int main(void)
 	RUN(test_mem_policy);
 	RUN(test_required_hook_fails);
 	RUN(test_task_hook_fails);
-	RUN(test_board_tells_of_crash);
-	RUN(test_crash_in_dlclose);
-	RUN(test_life_of_a_plugin);
-	RUN(test_init_refuses);
 	RUN(test_helper_holds_no_channel);
 	RUN(test_streams_are_opened_as_the_user);
 	RUN(test_missing_cwd);
