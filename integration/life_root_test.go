@@ -198,6 +198,7 @@ func TestRootInitRefuses(t *testing.T) {
 // TestRootInitEnds: an init() that crashes, exits or hangs ends no daemon: the step or the command fails
 // by name, a required plugin drains what its prolog would.
 func TestRootInitEnds(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	marks := n.markFile(t)
 	for do, why := range map[string]string{
@@ -233,6 +234,7 @@ func TestRootInitEnds(t *testing.T) {
 // TestRootFiniEnds: what goes wrong in fini() is told and changes no step's result. On the local side
 // exit(n) ends the command with n, as it ends srun.
 func TestRootFiniEnds(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	marks := n.markFile(t)
 	for do, why := range map[string]string{
