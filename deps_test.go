@@ -51,6 +51,7 @@ var importRules = map[string]struct {
 	"stepd/slurm/wire":         {nil, "Slurm's records as bytes, by release: no I/O, nothing of ours"},
 	"stepd/slurm/munge":        {nil, "speaks with munged: knows no message"},
 	"stepd/slurm/rpc":          {[]string{"stepd/slurm/munge", "stepd/slurm/wire"}, "sends Slurm's messages: knows no step"},
+	"stepd/slurm/spec":         {[]string{"stepd/slurm/wire", "stepd/slurmconf", "stepd/srunopt", "stepd/step"}, "makes a Spec of what slurmd says: pure"},
 	"stepd/slurmconf":          {[]string{"stepd/internal/nearest", "stepd/step", "stepd/srunopt"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":               {[]string{"stepd/node/spool", "stepd/node/exchange", "stepd/node/health", "stepd/node/state", "stepd/node/selection", "stepd/internal/child", "stepd/internal/lookup", "stepd/node/scripts", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux", "stepd/srunopt", "stepd/eventlog", "stepd/step/launch"}, "knows mechanisms by interfaces"},
 	"stepd/node/state":         {[]string{"stepd/node/store", "stepd/internal/linux", "stepd/step"}, "what a node keeps: records and their numbers; knows nothing that runs"},

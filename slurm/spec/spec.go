@@ -1,0 +1,305 @@
+// Package spec makes of what slurmd says to a step daemon the step.Spec that package task
+// runs. It is pure: it reads no file and asks no service. Begin with Of.
+package spec
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"stepd/slurm/wire"
+	"stepd/slurmconf"
+	"stepd/srunopt"
+	"stepd/step"
+)
+
+// Of is the Spec of a step. Its Proctrack and Confine are still to be filled in, and User
+// where the credential has no name. An error says why the step cannot run.
+func Of(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
+	switch {
+	case s.Launch != nil:
+		return ofLaunch(s, c)
+	case s.Batch != nil:
+		return ofBatch(s, c)
+	}
+	return nil, fmt.Errorf("cannot make a step of a message that has none")
+}
+
+// ofLaunch is the Spec of a step of srun's.
+func ofLaunch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
+	l := s.Launch
+	out := common(s, c, l.Cred, l.Env, l.Hosts)
+	out.ID = step.ID{Job: l.Step.Job, Step: l.Step.Step}
+	out.NTasks, out.NNodes = int(l.Tasks), int(l.Nodes)
+	out.CPUsPerTask = cpusPerTask(l.CPUsPerTask)
+	out.Overcommit = l.Flags&wire.FlagOvercommit != 0
+	out.Argv, out.Cwd, out.Label = l.Argv, l.Dir, l.Flags&wire.FlagLabel != 0
+	out.Stdin, out.Stdout, out.Stderr = stream(l.In, false), stream(l.Out, l.OpenMode == openAppend), stream(l.Err, l.OpenMode == openAppend)
+	same(out)
+	out.MPI = s.MPIType
+	if out.MPI == "none" {
+		out.MPI = ""
+	}
+	out.TaskProlog, out.TaskEpilog = l.TaskProlog, l.TaskEpilog
+	if l.Step.Step == step.ExternStep {
+		extern(out)
+	}
+	var err error
+	if out.SpankOptions, err = options(l.Options); err != nil {
+		return nil, err
+	}
+	out.JobControl = step.Raw(l.JobControl)
+	out.LaunchAddr = address(s)
+	out.MemoryMB, out.JobMemoryMB = l.StepMemory, l.JobMemory
+	if l.OOMKillStep {
+		out.OOMKillStep = &l.OOMKillStep
+	}
+	out.AcctgFreq = taskFrequency(l.AcctFreq)
+	bind(out, l)
+	if err := layout(out, l); err != nil {
+		return nil, err
+	}
+	if l.Flags&wire.FlagMultiProg != 0 {
+		err = multiProg(out)
+	}
+	return out, err
+}
+
+// ofBatch is the Spec of a job's script. Argv has its place in the spool, and the script is
+// to be written there.
+func ofBatch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
+	b := s.Batch
+	out := common(s, c, b.Cred, b.Env, b.Hosts)
+	out.ID = step.ID{Job: b.Job, Step: step.BatchStep}
+	out.Origin, out.NNodes, out.NTasks = step.OriginBatch, 1, 1
+	out.NodeList = s.Conf.Node
+	out.JobNTasks = int(b.Tasks)
+	out.CPUsPerTask = cpusPerTask(b.CPUsPerTask)
+	out.Cwd = b.Dir
+	out.Argv = []string{ScriptPath(s.Conf.Spool, b.Job)}
+	if len(b.Argv) > 1 {
+		out.Argv = append(out.Argv, b.Argv[1:]...)
+	}
+	if b.ArrayTask != wire.NoVal {
+		out.Array = &step.ArrayTask{Job: b.ArrayJob, Task: b.ArrayTask}
+	}
+	out.RestartCount = uint32(b.Restarts)
+	appends := b.OpenMode == openAppend
+	name := "slurm-%j.out"
+	if out.Array != nil {
+		name = "slurm-%A_%a.out"
+	}
+	out.Stdin, out.Stdout, out.Stderr = file(b.In, "/dev/null", false), file(b.Out, name, appends), step.Stream{Kind: step.StreamSame}
+	if b.Err != "" && b.Err != b.Out {
+		out.Stderr = file(b.Err, "", appends)
+	}
+	out.JobControl = step.Raw(b.JobControl)
+	out.Unattended = true
+	out.MemoryMB, out.JobMemoryMB = b.JobMemory, b.JobMemory
+	if b.OOMKillStep {
+		out.OOMKillStep = &b.OOMKillStep
+	}
+	out.AcctgFreq = taskFrequency(b.AcctFreq)
+	return out, nil
+}
+
+// openAppend is --open-mode=append (slurm.h).
+const openAppend = 1
+
+// common is what every step has.
+func common(s *wire.Stream, c *slurmconf.Config, cred *wire.Cred, env []string, hosts string) *step.Spec {
+	out := &step.Spec{
+		EnvComplete: true, Speaker: "slurmstepd-" + s.Conf.Node, NodeName: s.Conf.Node, NodeList: hosts,
+		JobNodeList: cred.JobHosts, JobNNodes: int(cred.JobNodes), JobNTasks: int(cred.JobTasks),
+		User:      step.User{Name: cred.Name, UID: cred.UID, GID: cred.GID, Groups: groups(cred)},
+		Container: "none", RunDir: s.Conf.Spool, Site: site(c), JobStarted: cred.Begin,
+	}
+	out.Schema = step.Schema
+	out.Env = environment(env)
+	out.OwnLimits, out.Umask = true, 0o022
+	for _, e := range out.Env {
+		switch name, value, _ := strings.Cut(e, "="); name {
+		case "SLURM_UMASK":
+			if mask, err := strconv.ParseUint(value, 8, 9); err == nil {
+				out.Umask = uint32(mask)
+			}
+		case "SLURM_JOB_NAME":
+			out.JobName, out.Name = value, value
+		case "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID":
+			array(out, name, value)
+		}
+	}
+	out.RestartCount = uint32(cred.Restarts)
+	cpus(out, s.Conf, cred)
+	return out
+}
+
+// array notes the job's place in an array, which a step has from its environment alone.
+func array(out *step.Spec, name, value string) {
+	n, err := strconv.ParseUint(value, 10, 32)
+	if err != nil {
+		return
+	}
+	if out.Array == nil {
+		out.Array = new(step.ArrayTask)
+	}
+	if name == "SLURM_ARRAY_JOB_ID" {
+		out.Array.Job = uint32(n)
+	} else {
+		out.Array.Task = uint32(n)
+	}
+}
+
+// environment is srun's, without what is srun's alone.
+func environment(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(e string) bool {
+		name, value, ok := strings.Cut(e, "=")
+		switch name {
+		case "SLURM_MPI_TYPE":
+			return value == "none"
+		// They are of srun's own servers of keys, which no task speaks to.
+		case "SLURM_PMI2_SRUN_PORT", "SLURM_PMI2_STEP_NODES", "SLURM_PMI2_PROC_MAPPING", "SLURM_PMIXP_ABORT_AGENT_PORT":
+			return true
+		}
+		return !ok || name == ""
+	})
+}
+
+// groups are all of the user's groups, the primary one included.
+func groups(cred *wire.Cred) []uint32 {
+	if slices.Contains(cred.GIDs, cred.GID) {
+		return cred.GIDs
+	}
+	return append([]uint32{cred.GID}, cred.GIDs...)
+}
+
+// extern makes the step one process that waits for the end of the job.
+func extern(out *step.Spec) {
+	out.Argv, out.Unattended = []string{"/bin/sleep", "infinity"}, true
+	out.Cwd, out.NTasks, out.NNodes = "/", 1, 1
+}
+
+// stream is srun's name of a stream: "" is srun itself, a number one task's.
+func stream(name string, appends bool) step.Stream {
+	if name == "" {
+		return step.Stream{Kind: step.StreamClient}
+	}
+	if rank, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return step.Stream{Kind: step.StreamClient, Rank: new(int(rank))}
+	}
+	return file(name, "", appends)
+}
+
+func file(name, byDefault string, appends bool) step.Stream {
+	if name == "" {
+		name = byDefault
+	}
+	if name == "/dev/null" {
+		return step.Stream{Kind: step.StreamNull}
+	}
+	return step.Stream{Kind: step.StreamFile, Pattern: name, Append: appends}
+}
+
+// same joins stderr to stdout where both are one file.
+func same(out *step.Spec) {
+	if out.Stdout.Kind == step.StreamFile && out.Stderr.Kind == step.StreamFile && out.Stdout.Pattern == out.Stderr.Pattern {
+		out.Stderr = step.Stream{Kind: step.StreamSame}
+	}
+}
+
+// options are the plugins' options, each named "OPTION:PLUGIN".
+func options(list []wire.SpankOption) (out []step.SpankOption, err error) {
+	for _, o := range list {
+		at := strings.LastIndexByte(o.Name, ':')
+		if at < 0 {
+			return nil, fmt.Errorf("cannot read option %q: it names no plugin", o.Name)
+		}
+		s := step.SpankOption{Name: o.Name[:at], Plugin: o.Name[at+1:]}
+		if o.HasValue {
+			s.Value = []byte(o.Value)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// address is the host that srun runs on.
+func address(s *wire.Stream) string {
+	for _, a := range []string{s.Launch.Srun.Addr().String(), s.Client.Addr().String()} {
+		if a != "invalid IP" {
+			return a
+		}
+	}
+	return ""
+}
+
+// cpusPerTask is at least 1: 0 and NO_VAL16 say nothing.
+func cpusPerTask(n uint16) int {
+	if n == 0 || n >= 0xfffe {
+		return 1
+	}
+	return int(n)
+}
+
+// taskFrequency is the task= of --acctg-freq in seconds, nil where it is not given.
+func taskFrequency(text string) *int {
+	for _, word := range strings.Split(text, ",") {
+		word = strings.TrimPrefix(word, "task=")
+		if n, err := strconv.Atoi(word); err == nil && n >= 0 {
+			return &n
+		}
+	}
+	return nil
+}
+
+// layout says where the tasks of a step of several nodes are.
+func layout(out *step.Spec, l *wire.Launch) error {
+	if l.Nodes <= 1 || out.ID.Step == step.ExternStep {
+		return nil
+	}
+	hosts, err := slurmconf.ExpandHosts(l.Hosts)
+	if err != nil {
+		return fmt.Errorf("cannot read the step's nodes %q: %w", l.Hosts, err)
+	}
+	if len(hosts) != len(l.Ranks) {
+		return fmt.Errorf("cannot place the tasks: %q are %d nodes, and the launch has ranks for %d", l.Hosts, len(hosts), len(l.Ranks))
+	}
+	at := slices.Index(hosts, out.NodeName)
+	if at < 0 {
+		return fmt.Errorf("cannot find node %q in the step's nodes %q", out.NodeName, l.Hosts)
+	}
+	out.NodeID = uint32(at)
+	out.Layout = new(step.Layout)
+	for i, ranks := range l.Ranks {
+		list := make([]int, len(ranks))
+		for j, r := range ranks {
+			list[j] = int(r)
+		}
+		slices.Sort(list)
+		out.Layout.Nodes = append(out.Layout.Nodes, step.LayoutNode{Name: hosts[i], Ranks: step.FormatCPUList(list)})
+	}
+	return out.Layout.Check(out.NodeID, out.NTasks)
+}
+
+// multiProg gives each task its own command: argv is the file's name and its text.
+func multiProg(out *step.Spec) error {
+	if len(out.Argv) < 2 {
+		return fmt.Errorf("cannot run --multi-prog: the launch has no text of the file")
+	}
+	apps, err := srunopt.ParseMultiProg(out.Argv[0], out.Argv[1], out.NTasks)
+	if err != nil {
+		return err
+	}
+	out.Apps, out.Argv = apps, step.Words(apps[0].Argv)
+	return nil
+}
+
+// ScriptPath is where a batch job's script lies while it runs.
+func ScriptPath(spool string, job uint32) string {
+	return fmt.Sprintf("%s/job%05d/slurm_script", spool, job)
+}
+
+// seconds rounds up: a limit below a second must not become 0, which is none or a default.
+func seconds(d time.Duration) int { return int((d + time.Second - 1) / time.Second) }
