@@ -212,7 +212,7 @@ NFPM_VERSION := v2.45.2
 NFPM         := $(BUILD)/tools/nfpm-$(NFPM_VERSION)
 DEB_OUT      ?= $(BUILD)/deb
 .PHONY: deb deb-files
-deb: all deb-files ## Debian packages stepd and stepd-dev, in build/deb
+deb: all deb-files ## Debian packages stepd, stepd-common and stepd-dev, in build/deb
 
 deb-files: $(NFPM)
 	@packaging/deb/build.sh $(NFPM) $(DEB_OUT)

@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh NFPM OUT: Debian packages of what `make` has built: stepd, and stepd-dev
-# for authors of plugins. The same tree makes the same bytes: times are the
-# commit's. DEB_VERSION (one or several), DEB_ARCH and DEB_MAINTAINER as needed.
+# build.sh NFPM OUT: Debian packages of what `make` has built: stepd, what it shares with
+# Slurm's step daemon in stepd-common, and stepd-dev for authors of plugins. The same tree
+# makes the same bytes: times are the commit's. DEB_VERSION (one or several), DEB_ARCH and
+# DEB_MAINTAINER as needed.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/../.."
@@ -24,7 +25,7 @@ describe() { # a version that sorts: of the tag, else of the commit's time
 }
 glibc() { # the newest symbols that the C programs want
 	local program
-	for program in "$stage"/stepd/usr/libexec/stepd/{spankhost,pmixhost}; do
+	for program in "$stage"/stepd-common/usr/libexec/stepd/{spankhost,pmixhost}; do
 		[ ! -e "$program" ] || objdump -T "$program"
 	done | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | cut -d_ -f2
 }
@@ -34,33 +35,42 @@ export DEB_MAINTAINER=${DEB_MAINTAINER:-stepd maintainers <stepd@localhost>}
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 
 umask 022
-make -s install-files DESTDIR="$stage/stepd" PREFIX=/usr VERSION="${DEB_VERSION%% *}"
-doc=$stage/stepd/usr/share/doc/stepd
+packages="stepd-common stepd stepd-dev"
+make -s install-files DESTDIR="$stage/stepd-common" PREFIX=/usr VERSION="${DEB_VERSION%% *}"
+doc=$stage/stepd-common/usr/share/doc/stepd
+move() { # PACKAGE PATH...: what is not common
+	local package=$1 path
+	shift
+	for path; do
+		mkdir -p "$stage/$package/${path%/*}"
+		mv "$stage/stepd-common/$path" "$stage/$package/$path"
+	done
+}
+move stepd usr/sbin usr/lib usr/libexec/stepd/stepd usr/share/man/man8/noded.8
+move stepd-dev usr/include usr/share/pkgconfig usr/share/man/man7/stepd-spank.7
 dev=$stage/stepd-dev/usr
-mkdir -p "$dev/share/doc/stepd-dev" "$dev/share/man"
-mv "$stage/stepd/usr/include" "$dev/"
-mv "$stage/stepd/usr/share/pkgconfig" "$dev/share/"
+mkdir -p "$dev/share/doc/stepd-dev"
 mv "$doc/examples/plugins" "$dev/share/doc/stepd-dev/examples"
-mv "$stage/stepd/usr/share/man/man7" "$dev/share/man/" # stepd-spank(7)
+find "$stage" -type d -empty -delete
 # Their way to the documents, which are of the other package.
 sed -i 's|](\.\./\.\./|](../../stepd/|g' "$dev/share/doc/stepd-dev/examples/README.md"
 rm "$doc/LICENSE"
 for program in spankhost pmixhost; do # the latter is not built everywhere
-	[ ! -e "$stage/stepd/usr/libexec/stepd/$program" ] ||
-		strip --strip-unneeded --remove-section=.comment "$stage/stepd/usr/libexec/stepd/$program"
+	[ ! -e "$stage/stepd-common/usr/libexec/stepd/$program" ] ||
+		strip --strip-unneeded --remove-section=.comment "$stage/stepd-common/usr/libexec/stepd/$program"
 done
-for package in stepd stepd-dev; do
-	mkdir -p "$stage/$package/usr/share/lintian/overrides"
+for package in $packages; do
+	mkdir -p "$stage/$package/usr/share/lintian/overrides" "$stage/$package/usr/share/doc/$package"
 	install -m644 "packaging/deb/$package.overrides" "$stage/$package/usr/share/lintian/overrides/$package"
 	install -m644 packaging/deb/copyright "$stage/$package/usr/share/doc/$package/copyright"
-	find "$stage/$package/usr/share/man" -type f -exec gzip -9n {} +
+	[ ! -d "$stage/$package/usr/share/man" ] || find "$stage/$package/usr/share/man" -type f -exec gzip -9n {} +
 done
 export STAGE=$stage GLIBC
 GLIBC=$(glibc)
 versions=$DEB_VERSION
 for DEB_VERSION in $versions; do
 	export DEB_VERSION
-	for package in stepd stepd-dev; do
+	for package in $packages; do
 		printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' \
 			"$package" "$DEB_VERSION" "$DEB_MAINTAINER" "$(date -R -u -d "@$SOURCE_DATE_EPOCH")" |
 			gzip -9n > "$stage/$package/usr/share/doc/$package/changelog.gz"

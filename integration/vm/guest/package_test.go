@@ -36,7 +36,7 @@ func TestBeforeRebootPackage(t *testing.T) {
 		t.Skip("runs in the guest: make vm-test")
 	}
 	removeCopied(t)
-	dpkg(t, "--install", deb("stepd", 1), deb("stepd-dev", 1))
+	dpkg(t, "--install", deb("stepd-common", 1), deb("stepd", 1), deb("stepd-dev", 1))
 	if state := property(t, "ActiveState") + " " + property(t, "UnitFileState"); state != "active enabled" {
 		t.Errorf("the unit of a new package is %q", state)
 	}
@@ -116,7 +116,7 @@ func removeCopied(t *testing.T) {
 // the new noded's, which takes new ones.
 func upgrade(t *testing.T, s *running) {
 	before, owner := mainPID(t), stepdOf(t, s)
-	dpkg(t, "--install", deb("stepd", 2))
+	dpkg(t, "--install", deb("stepd-common", 2), deb("stepd", 2))
 	if pid := mainPID(t); pid == 0 || pid == before {
 		t.Errorf("noded is pid %d after the upgrade, and was %d", pid, before)
 	}
@@ -294,15 +294,16 @@ func wantEnd(t *testing.T, job int, state string, whys ...string) {
 // purge: removed, the package has left its configuration and records alone; purged,
 // it has left nothing.
 func purge(t *testing.T) {
-	files := append(strings.Fields(dpkg(t, "--listfiles", "stepd")), strings.Fields(dpkg(t, "--listfiles", "stepd-dev"))...)
-	dpkg(t, "--remove", "stepd", "stepd-dev")
+	packages := []string{"stepd", "stepd-common", "stepd-dev"}
+	files := strings.Fields(dpkg(t, append([]string{"--listfiles"}, packages...)...))
+	dpkg(t, append([]string{"--remove"}, packages...)...)
 	eventually(t, "an empty host", leftovers)
 	for _, path := range []string{"/etc/stepd/stepd.conf", "/var/spool/stepd"} {
 		if _, err := os.Stat(path); err != nil {
 			t.Errorf("after the removal: %v", err)
 		}
 	}
-	dpkg(t, "--purge", "stepd", "stepd-dev")
+	dpkg(t, append([]string{"--purge"}, packages...)...)
 	for _, path := range append(files, "/etc/stepd", "/var/spool/stepd", "/run/stepd", "/etc/systemd/system/noded.service", "/etc/systemd/system/multi-user.target.wants/noded.service") {
 		st, err := os.Lstat(path)
 		if err == nil && (!st.IsDir() || strings.Contains(path, "stepd")) {
