@@ -513,7 +513,7 @@ func (p *places) place(f *follower, plan *launch.LimitPlan) (StepPlace, error) {
 	for _, note := range plan.Notes {
 		p.debug(f.log, "Cgroup", "%s", note)
 	}
-	if err := p.apply(f.log, writesOf(plan, "step")); err != nil {
+	if err := p.apply(f.log, plan.WritesOf("step")); err != nil {
 		if place.Leaf != nil {
 			place.Leaf.Close()
 		}
@@ -528,7 +528,7 @@ func (p *places) confineJob(j *job, plan *launch.LimitPlan) error {
 	j.limits.Lock()
 	defer j.limits.Unlock()
 	var todo []step.CgroupWrite
-	for _, w := range writesOf(plan, "job") {
+	for _, w := range plan.WritesOf("job") {
 		if !j.limited[w.Path+"="+w.Value] {
 			todo = append(todo, w)
 		}
@@ -549,16 +549,6 @@ func (p *places) confineJob(j *job, plan *launch.LimitPlan) error {
 		j.limited[w.Path+"="+w.Value] = true
 	}
 	return nil
-}
-
-func writesOf(p *launch.LimitPlan, level string) []step.CgroupWrite {
-	var out []step.CgroupWrite
-	for _, w := range p.Writes {
-		if w.Level == level {
-			out = append(out, w)
-		}
-	}
-	return out
 }
 
 // localGres reports whether a step numbers its devices from 0: it sees no others.

@@ -250,12 +250,12 @@ type StepCgroups struct {
 // Steps lists the steps that have a cgroup in any hierarchy, running or left by
 // a crash. Names that are none of ours are passed over.
 func (r *Root) Steps() ([]step.ID, error) {
-	ids, _, err := r.scan()
+	ids, _, err := r.Scan()
 	return ids, err
 }
 
-// scan finds each step and each job once.
-func (r *Root) scan() (ids []step.ID, jobs []uint32, err error) {
+// Scan is Steps, and the jobs that have a cgroup, whether a step is in it or not.
+func (r *Root) Scan() (ids []step.ID, jobs []uint32, err error) {
 	found := &census{steps: make(map[step.ID]bool), jobs: make(map[uint32]bool)}
 	for _, root := range append([]string{r.dir}, r.hierarchies...) {
 		if err := found.root(root); err != nil {
@@ -332,25 +332,28 @@ func number(name, prefix string) (uint32, bool) {
 }
 
 // KillStep kills all of the step, its stepd and host included, waits for its
-// end and removes its cgroups, in every hierarchy; a step without one is done.
+// end and removes its cgroups, in every hierarchy; a step without one is done. StepDir goes
+// last, and stays where the kill fails: it stands for the step.
 // Former versions had the tasks below the step's own cgroup, which is covered.
 // The error is a *SurvivorsError when ctx ends first.
 func (r *Root) KillStep(ctx context.Context, id step.ID) error {
 	job, name := jobName(id.Job), stepName(id.Step)
 	// Side by side: a process of one cgroup that does not end must not keep the
 	// other's processes alive.
-	var errs [2]error
+	var daemons, tasks error
 	var both sync.WaitGroup
-	for i, dir := range []string{job, filepath.Join(job, r.jobTasks)} {
-		both.Go(func() { errs[i] = destroyIn(ctx, filepath.Join(r.dir, dir), name) })
-	}
+	both.Go(func() { daemons = within(r.StepDir(id), func(g *group) error { return g.killKeepingFrozen(ctx) }) })
+	both.Go(func() { tasks = destroyIn(ctx, r.JobTasksDir(id.Job), name) })
 	both.Wait()
-	err := errors.Join(errs[:]...)
+	err := errors.Join(daemons, tasks)
 	// What is left in there was moved out of the tracker's hierarchy.
 	for _, root := range r.hierarchies {
 		err = errors.Join(err, destroyIn(ctx, filepath.Join(root, job), name))
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return destroyIn(ctx, filepath.Join(r.dir, job), name)
 }
 
 func destroyIn(ctx context.Context, parent, name string) error {
@@ -376,7 +379,7 @@ func removeIn(parent, name string) error {
 // Remove removes the root, in every hierarchy, and the empty cgroups of jobs in
 // it; it kills nothing: a step that is left makes it fail with EBUSY.
 func (r *Root) Remove() error {
-	ids, jobs, err := r.scan()
+	ids, jobs, err := r.Scan()
 	if err != nil {
 		return err
 	}

@@ -10,20 +10,21 @@ import (
 	"stepd/slurmconf"
 	"stepd/step"
 	"stepd/step/launch"
+	"stepd/task/confine"
 )
 
 // fakePlaces is a pure v2 host whose root is a directory of the test's.
 type fakePlaces struct {
 	root        string
-	controllers controllers
+	controllers confine.Controllers
 }
 
 func (f fakePlaces) Kind() string                       { return "cgroup/v2" }
-func (f fakePlaces) Controllers() controllers           { return f.controllers }
+func (f fakePlaces) Controllers() confine.Controllers   { return f.controllers }
 func (f fakePlaces) Roots() (string, map[string]string) { return f.root, nil }
-func (f fakePlaces) Places(step.ID) places {
+func (f fakePlaces) Of(step.ID) confine.StepPlaces {
 	job := filepath.Join(f.root, "job_1/tasks")
-	return places{tracked: job + "/step_0", jobV2: job, stepV2: job + "/step_0"}
+	return confine.StepPlaces{Tracked: job + "/step_0", JobV2: job, StepV2: job + "/step_0"}
 }
 
 // limitsOf are the limits of a site with this cgroup.conf, on a host whose root
@@ -39,7 +40,7 @@ func limitsOf(t *testing.T, conf func(*slurmconf.Config), files map[string]strin
 	c := &slurmconf.Config{TaskPlugin: []string{"task/affinity", "task/cgroup"}}
 	c.Cgroup.AllowedRAMSpace, c.Cgroup.MaxRAMPercent, c.Cgroup.MaxSwapPercent, c.Cgroup.MinRAMSpace = 100, 100, 100, 30
 	conf(c)
-	at := fakePlaces{root, controllers{v2: []string{"cpuset", "memory"}}}
+	at := fakePlaces{root, confine.Controllers{V2: []string{"cpuset", "memory"}}}
 	return newLimits(c, at, Gres(c), 4<<30, true)
 }
 
@@ -60,7 +61,7 @@ func TestLimitsRefuse(t *testing.T) {
 	}{
 		{"over the parent's", func(c *slurmconf.Config) { c.Cgroup.ConstrainRAMSpace = true }, map[string]string{"memory.max": "536870912"}, "it needs 1 GB of memory, and cgroup"},
 		{"a limit above that is none", func(c *slurmconf.Config) { c.Cgroup.ConstrainRAMSpace = true }, map[string]string{"memory.max": "much"}, `"much" is neither a number nor "max"`},
-		{"offline", func(c *slurmconf.Config) { c.Cgroup.ConstrainCores = true }, map[string]string{"cpuset.cpus.effective": "0,2-3"}, "of which 1 are offline or not in noded's cpuset (0,2-3)"},
+		{"offline", func(c *slurmconf.Config) { c.Cgroup.ConstrainCores = true }, map[string]string{"cpuset.cpus.effective": "0,2-3"}, "of which 1 are offline or not in the node's cpuset (0,2-3)"},
 		{"a device that is gone", func(c *slurmconf.Config) {
 			c.Cgroup.ConstrainDevices = true
 			c.Gres = []slurmconf.Gres{{Name: "card", Count: 1, Files: []string{"/dev/stepd-none"}}}

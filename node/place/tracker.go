@@ -199,8 +199,6 @@ func (t *cgroupTracker) again(do func() error) error {
 	return do()
 }
 
-func (t *cgroupTracker) Controllers() controllers { return controllers{t.v2, t.root.V1()} }
-
 // AddStepd moves a stepd into its leaf.
 func (t *cgroupTracker) AddStepd(id step.ID, pid int) error { return t.root.AddStepd(id, pid) }
 

@@ -325,6 +325,17 @@ type LimitPlan struct {
 	Notes []string
 }
 
+// WritesOf are the writes of a level, "job" or "step".
+func (p *LimitPlan) WritesOf(level string) []step.CgroupWrite {
+	var out []step.CgroupWrite
+	for _, w := range p.Writes {
+		if w.Level == level {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
 // TaskName is the name of a task's own cgroup below the step's.
 func TaskName(rank int) string { return taskPrefix + strconv.Itoa(rank) }
 

@@ -250,7 +250,7 @@ func (p *planner) checkCPUs(list string) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("it was given CPUs %s, of which %s are offline or not in noded's cpuset (%s)", list, step.FormatCPUList(missing), p.at.CPUs)
+		return fmt.Errorf("it was given CPUs %s, of which %s are offline or not in the node's cpuset (%s)", list, step.FormatCPUList(missing), p.at.CPUs)
 	}
 	return nil
 }

@@ -1,0 +1,85 @@
+package place
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/step"
+)
+
+// Sweep kills and removes what dead step daemons have left below this spool's root, whose
+// keepers have died as well, and the sockets of these steps. It returns the steps that it has
+// killed. Steps that run, start or end are none of them: their daemons hold their cgroups.
+// Where there is nothing to sweep it costs a look at each living step.
+func (p *Place) Sweep(ctx context.Context) ([]step.ID, error) {
+	if p.root == nil {
+		return nil, nil
+	}
+	dead, err := p.dead()
+	var swept []step.ID
+	for _, d := range dead {
+		err = errors.Join(err, p.removeSocket(d.id))
+		if killErr := p.root.KillStep(ctx, d.id); killErr != nil {
+			err = errors.Join(err, killErr)
+		} else {
+			swept = append(swept, d.id)
+			err = errors.Join(err, p.removeJob(d.id.Job))
+		}
+		d.lock.Close()
+	}
+	return swept, err
+}
+
+// left is a step without a holder, that this process holds now: no other sweep and no new
+// daemon of the same step disturbs the kill.
+type left struct {
+	id   step.ID
+	lock *os.File
+}
+
+// dead locks the cgroups that no process holds. No step can begin meanwhile.
+func (p *Place) dead() (dead []left, err error) {
+	deciding, err := lock(p.root.Dir(), unix.LOCK_EX)
+	if err != nil {
+		return nil, err
+	}
+	defer deciding.Close()
+	ids, jobs, err := p.root.Scan()
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		held, lockErr := lock(p.root.StepDir(id), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case lockErr == nil:
+			dead = append(dead, left{id, held})
+		case errors.Is(lockErr, unix.EWOULDBLOCK): // it lives
+		case errors.Is(lockErr, fs.ErrNotExist): // it has ended meanwhile
+		default:
+			err = errors.Join(err, lockErr)
+		}
+	}
+	for _, job := range jobs {
+		if !slices.ContainsFunc(ids, func(id step.ID) bool { return id.Job == job }) {
+			err = errors.Join(err, p.removeJob(job))
+		}
+	}
+	return dead, err
+}
+
+// removeSocket removes the socket of a dead step, by which slurmd would take it for a living
+// one.
+func (p *Place) removeSocket(id step.ID) error {
+	path := filepath.Join(p.cfg.Spool, fmt.Sprintf("%s_%d.%d", p.cfg.Node, id.Job, id.Step))
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot remove the socket of a dead step: %w", err)
+	}
+	return nil
+}
