@@ -14,16 +14,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
 	"stepd/proctrack"
-	"stepd/proctrack/detect"
 	"stepd/slurmconf"
 	"stepd/step"
 	"stepd/step/launch"
@@ -72,46 +69,12 @@ func Make(ctx context.Context, cfg Config, spec *step.Spec) (*Place, error) {
 	return p, nil
 }
 
-// find decides where the step's cgroups go, and makes the root of them.
-func (p *Place) find() error {
-	conf := &p.cfg.Site.Cgroup
-	wish := detect.Wish{Plugin: conf.CgroupPlugin, Mountpoint: conf.CgroupMountpoint}
-	if wish.Plugin == detect.Disabled { // for slurmd's own trees: ours is apart
-		wish.Plugin = detect.Autodetect
-	}
-	answer, err := detect.Detect(wish)
-	if err != nil {
-		return err
-	}
-	for _, f := range answer.Fallbacks {
-		p.notes = append(p.notes, fmt.Sprintf("no %s: %s", f.What, f.Why))
-	}
-	p.kind = answer.Kind
-	if answer.Parent == "" {
-		if p.cfg.Site.ProctrackType == detect.PGID {
-			p.kind = proctrack.KindPGID
-		}
-		return nil
-	}
-	p.root, err = proctrack.NewRoot(proctrack.RootConfig{
-		Parent: answer.Parent, Freezer: answer.Kind == proctrack.KindCgroupV1, V1: answer.V1, Spool: p.cfg.Spool,
-	})
-	return err
-}
-
 // makeTries bounds how often a place is made whose job's cgroups the end of another step
 // removes meanwhile.
 const makeTries = 5
 
 // make makes the step's cgroups and limits them.
 func (p *Place) make(ctx context.Context, spec *step.Spec) error {
-	missing, err := p.root.Ensure()
-	if err != nil {
-		return err
-	}
-	for _, c := range slices.Sorted(maps.Keys(missing)) {
-		p.notes = append(p.notes, fmt.Sprintf("no cgroup controller %s: %s", c, missing[c]))
-	}
 	v2, err := p.root.Controllers()
 	if err != nil {
 		return err
@@ -142,7 +105,8 @@ func (p *Place) makeLocked(ctx context.Context, plan *launch.LimitPlan) (made pr
 	}
 	defer making.Close()
 	for range makeTries {
-		if made, err = p.makeOnce(ctx, plan); !errors.Is(err, fs.ErrNotExist) {
+		// ENODEV is a cgroup that goes while its file is open.
+		if made, err = p.makeOnce(ctx, plan); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENODEV) {
 			break
 		}
 	}

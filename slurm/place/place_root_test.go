@@ -162,6 +162,28 @@ func TestRootMakeConfines(t *testing.T) {
 	}
 }
 
+// A cgroup tree that has gone since an earlier step found it, is found again.
+func TestRootMakeElsewhere(t *testing.T) {
+	cfg := node(t, "", "")
+	s := spec(1, 0)
+	p := mustMake(t, cfg, s)
+	mustRemove(t, p)
+	kept := filepath.Join(Dir(cfg.Spool), keptName)
+	was, err := os.ReadFile(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := filepath.Dir(p.root.Dir())
+	moved := strings.Replace(string(was), "\n"+parent+"\n", "\n"+parent+"/stepd-gone\n", 1)
+	if err := os.WriteFile(kept, []byte(moved), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mustRemove(t, mustMake(t, cfg, s))
+	if now, err := os.ReadFile(kept); err != nil || string(now) != string(was) {
+		t.Errorf("kept is %q, %v; want %q", now, err, was)
+	}
+}
+
 // die is the death of a daemon and its keeper: no process holds the place any more.
 func (p *Place) die() { p.lock.Close(); p.lock = nil }
 
