@@ -205,6 +205,13 @@ type Header struct {
 	Type    Type
 }
 
+// unsigned is the flag of an answer that has no token: since 24.11 slurmctld and srun answer
+// so to those whose message they have trusted.
+const unsigned = 0x40
+
+// Unsigned reports whether the message has no token.
+func (h Header) Unsigned() bool { return h.Release >= V2411 && h.Flags&unsigned != 0 }
+
 // authMunge is the number of the plugin auth/munge.
 const authMunge = 101
 
@@ -238,6 +245,9 @@ func ParseFrame(b []byte) (h Header, token string, body []byte, err error) {
 		r.fail("returned", errors.New("it has others' answers"))
 	}
 	r.addr("origin")
+	if h.Unsigned() {
+		return h, "", r.take("body", r.fits("body_length", uint64(size), 1)), r.end()
+	}
 	if plugin := r.u32("auth"); plugin != authMunge && r.err == nil {
 		r.fail("auth", fmt.Errorf("it is signed by plugin %d, and not by munge", plugin))
 	}
