@@ -54,6 +54,7 @@ var importRules = map[string]struct {
 	"stepd/slurm/rpc":          {[]string{"stepd/slurm/munge", "stepd/slurm/wire"}, "sends Slurm's messages: knows no step"},
 	"stepd/slurm/spec":         {[]string{"stepd/slurm/wire", "stepd/slurmconf", "stepd/srunopt", "stepd/step"}, "makes a Spec of what slurmd says: pure"},
 	"stepd/slurm/place":        {[]string{"stepd/internal/linux", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/step", "stepd/step/launch", "stepd/task/cgroup", "stepd/task/confine"}, "the cgroups of slurmd's steps: knows neither messages nor sockets"},
+	"stepd/slurm/stdio":        {[]string{"stepd/internal/linux", "stepd/slurm/wire", "stepd/step", "stepd/step/launch", "stepd/stepio/relay"}, "srun's streams: knows neither tasks nor messages; the relay names who holds a pipe"},
 	"stepd/slurmconf":          {[]string{"stepd/internal/nearest", "stepd/step", "stepd/srunopt"}, "the site's files; a node's resources are written as a request's are"},
 	"stepd/node":               {[]string{"stepd/node/spool", "stepd/node/exchange", "stepd/node/health", "stepd/node/state", "stepd/node/selection", "stepd/internal/child", "stepd/internal/lookup", "stepd/node/scripts", "stepd/step", "stepd/api", "stepd/api/stepapi", "stepd/internal/linux", "stepd/srunopt", "stepd/eventlog", "stepd/step/launch"}, "knows mechanisms by interfaces"},
 	"stepd/node/state":         {[]string{"stepd/node/store", "stepd/internal/linux", "stepd/step"}, "what a node keeps: records and their numbers; knows nothing that runs"},

@@ -291,3 +291,24 @@ func (i *Inotify) Wait(deadline time.Time) error {
 
 // Close ends the watches, and a Wait that is under way.
 func (i *Inotify) Close() error { return i.f.Close() }
+
+// OpenTerminal opens both ends of a new terminal of the calling thread's /dev. The master does
+// not block. Neither is opened by a name that a user could have made: the slave is asked of
+// the master (ioctl_tty(2), TIOCGPTPEER).
+func OpenTerminal() (master, slave int, err error) {
+	const path = "/dev/ptmx"
+	master, err = unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("open %q: %w", path, err)
+	}
+	if err := unix.IoctlSetPointerInt(master, unix.TIOCSPTLCK, 0); err != nil {
+		unix.Close(master)
+		return -1, -1, fmt.Errorf("unlock a terminal of %q: %w", path, err)
+	}
+	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(master), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
+	if errno != 0 {
+		unix.Close(master)
+		return -1, -1, fmt.Errorf("open the other end of a terminal of %q: %w", path, errno)
+	}
+	return master, int(peer), nil
+}

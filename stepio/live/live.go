@@ -222,29 +222,14 @@ func openPair(namespace *os.File) (master, slave *os.File, err error) {
 			runtime.LockOSThread() // and the thread ends with this goroutine
 		}
 		if err = linux.EnterMounts(namespace); err == nil {
-			master, slave, err = openHere()
+			var m, s int
+			if m, s, err = linux.OpenTerminal(); err == nil {
+				master, slave = os.NewFile(uintptr(m), "/dev/ptmx"), os.NewFile(uintptr(s), "the step's terminal")
+			}
 		}
 	}()
 	<-done
 	return master, slave, err
-}
-
-func openHere() (master, slave *os.File, err error) {
-	const path = "/dev/ptmx"
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open %q: %w", path, err)
-	}
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		unix.Close(fd)
-		return nil, nil, fmt.Errorf("unlock a terminal of %q: %w", path, err)
-	}
-	peer, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TIOCGPTPEER, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC)
-	if errno != 0 {
-		unix.Close(fd)
-		return nil, nil, fmt.Errorf("open the other end of a terminal of %q: %w", path, errno)
-	}
-	return os.NewFile(uintptr(fd), path), os.NewFile(peer, "the step's terminal"), nil
 }
 
 // prepare gives the terminal to the user, as login does: mode 0620, group tty.

@@ -1,0 +1,537 @@
+package stdio
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/step/launch"
+	"stepd/stepio/relay"
+)
+
+const (
+	// readMax is the most that is read of one stream at once.
+	readMax = 256 << 10
+	// outMax is how much waits for srun before no stream is read any more.
+	outMax = 256 << 10
+	// sayMax bounds the step's own messages that wait for srun.
+	sayMax = 256 << 10
+	// srunPatience is how long srun may take nothing once the tasks have ended: it may be stopped,
+	// or its host gone. slurmstepd gives up after as long.
+	srunPatience = time.Minute
+)
+
+// phase is how far the end of the streams is.
+type phase int
+
+const (
+	running   phase = iota
+	draining        // no task lives
+	closing         // what is open and idle is closed
+	finishing       // srun gets the ends of all streams
+	stopped         // the loop is to end at once
+)
+
+// loop moves all bytes of a step, in one goroutine on a thread of its own, which waits in the
+// kernel: to be woken through the runtime's poller takes twice as long for each turn. It holds
+// no lock meanwhile.
+type loop struct {
+	log         func(launch.LogLevel, string)
+	patience    time.Duration
+	epoll, wake int
+	speaker     header        // of the step's own messages
+	there       [3]bool       // which streams come by here; set by New
+	all         chan struct{} // closed when no output is open, once draining
+	done        chan struct{} // closed when the loop has ended
+
+	// The loop's own, once it has begun:
+	sock               int // the connection to srun, -1 when it has ended
+	readable, writable bool
+	attached           bool
+	at                 phase
+	outs               []*output
+	in                 inputs
+	ready, spare       []*output // there may be something to read; room for a list
+	stale              []*output // a process that is not the step's holds them open
+	buf                []byte    // what is read of a task
+	window             []byte    // what has come from srun and is no whole frame yet
+	out                []byte    // what goes to srun
+	sent               int       // of out
+	shut               bool      // srun knows that nothing more comes
+	moved              time.Time // when srun took something last
+
+	mu     sync.Mutex
+	begun  bool          // guarded by mu: the loop runs
+	phase  phase         // guarded by mu
+	news   []news        // guarded by mu
+	given  bool          // guarded by mu: the step has its streams
+	said   []byte        // guarded by mu: frames of the step's own
+	open   int           // guarded by mu: outputs that have not ended
+	passed [3]int64      // guarded by mu: bytes, by stream
+	held   []launch.Held // guarded by mu
+}
+
+// news is a stream that the loop gets.
+type news struct {
+	o  *output
+	i  *input
+	fd int
+}
+
+// output is what one task writes to one stream.
+type output struct {
+	header
+	task    int
+	byLines bool
+	last    bool   // its end is sent after the step's own messages
+	held    []byte // of a line without its end
+
+	src    int  // -1 before it is attached and when it has ended
+	queued bool // it is in ready
+	over   bool // nothing more is read of it
+	closed bool // its end is in loop.out
+}
+
+// The word that epoll has of a descriptor: which kind it is, and its place among them.
+const (
+	wordWake int32 = iota
+	wordSocket
+	wordOutput
+	wordInput
+)
+
+// begin takes the connection over, and starts the loop.
+func (l *loop) begin(sock int) (err error) {
+	l.sock, l.moved = sock, time.Now()
+	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		unix.Close(sock)
+		return err
+	}
+	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
+		err = l.watch(l.wake, unix.EPOLLIN, wordWake, 0)
+	}
+	if err == nil {
+		err = l.watch(sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP, wordSocket, 0)
+	}
+	if err != nil {
+		unix.Close(l.epoll)
+		unix.Close(l.wake)
+		unix.Close(sock)
+		return err
+	}
+	l.mu.Lock()
+	l.begun = true
+	l.mu.Unlock()
+	go l.run()
+	return nil
+}
+
+// watch has epoll report a descriptor edge by edge: a side that does not read must not make
+// the loop spin.
+func (l *loop) watch(fd int, events uint32, word int32, place int) error {
+	ev := unix.EpollEvent{Events: events | unix.EPOLLET, Fd: int32(place), Pad: word}
+	return unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev)
+}
+
+// add gives the loop a stream.
+func (l *loop) add(n news, events uint32, word int32, place int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := error(nil)
+	if !l.begun || l.phase > running {
+		err = errors.New("the step is ending")
+	} else {
+		l.news = append(l.news, n) // before an event can come
+		err = l.watch(n.fd, events, word, place)
+	}
+	if err != nil {
+		unix.Close(n.fd)
+	}
+	return err
+}
+
+// allGiven lets input come: the step has all its streams.
+func (l *loop) allGiven() {
+	l.mu.Lock()
+	l.given = true
+	l.mu.Unlock()
+	l.wakeUp()
+}
+
+// say queues a line of the step's own.
+func (l *loop) say(line string) {
+	l.mu.Lock()
+	if len(l.said) < sayMax {
+		l.said, _ = appendFrames(l.said, l.speaker, append([]byte(line), '\n'), false)
+	}
+	l.mu.Unlock()
+	l.wakeUp()
+}
+
+// enter moves on to a later phase; it reports whether the loop has begun.
+func (l *loop) enter(p phase) bool {
+	l.mu.Lock()
+	l.phase = max(l.phase, p)
+	begun := l.begun
+	l.mu.Unlock()
+	l.wakeUp()
+	return begun
+}
+
+// wakeUp makes the loop look, where it runs.
+func (l *loop) wakeUp() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.begun {
+		one := [8]byte{1}
+		_, _ = unix.Write(l.wake, one[:]) // an eventfd with room takes it
+	}
+}
+
+// run moves bytes until the streams have ended.
+func (l *loop) run() {
+	defer close(l.done)
+	defer l.closeAll()
+	_ = linux.BatchThread() // without it the bytes only take longer
+	var events [128]unix.EpollEvent
+	for timeout := -1; ; timeout = l.wait() {
+		n, err := unix.EpollWait(l.epoll, events[:], timeout)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return // internal error: the descriptor is no epoll any more
+		}
+		if l.look() {
+			l.advance()
+		}
+		l.note(events[:max(n, 0)])
+		l.receive()
+		l.gather()
+		l.send()
+		l.settle()
+		if l.at == stopped || l.at == finishing && l.sock < 0 {
+			return
+		}
+	}
+}
+
+// wait is how long the loop may wait for an event, in milliseconds.
+func (l *loop) wait() int {
+	switch {
+	case len(l.ready) > 0 && l.room(), l.readable && l.hungry():
+		return 0
+	case l.at < draining || l.sock < 0 || len(l.out) == 0 && !l.shut:
+		return -1
+	}
+	left := time.Until(l.moved.Add(l.patience))
+	if left <= 0 {
+		l.lose(fmt.Errorf("it has taken nothing for %v", l.patience))
+		return 0
+	}
+	return int(left.Milliseconds()) + 1
+}
+
+// look takes over what has changed, and reports whether the phase has.
+func (l *loop) look() (later bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.news {
+		if n.o != nil {
+			n.o.src = n.fd
+		} else {
+			n.i.fd = n.fd
+		}
+	}
+	l.news = nil
+	l.attached = l.given
+	if l.sock >= 0 {
+		l.out = append(l.out, l.said...)
+	}
+	l.said = l.said[:0]
+	later, l.at = l.phase > l.at, l.phase
+	return later
+}
+
+// settle reports that all outputs have ended.
+func (l *loop) settle() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at >= draining && l.open == 0 {
+		l.tellAll()
+	}
+}
+
+// note marks what the events are of.
+func (l *loop) note(events []unix.EpollEvent) {
+	for _, e := range events {
+		switch place := int(e.Fd); e.Pad {
+		case wordWake:
+			var word [8]byte
+			_, _ = unix.Read(l.wake, word[:]) // it does not block
+		case wordSocket:
+			l.readable = l.readable || e.Events&^unix.EPOLLOUT != 0
+			l.writable = l.writable || e.Events&^unix.EPOLLIN != 0
+		case wordOutput:
+			if o := l.outs[place]; !o.queued && o.src >= 0 {
+				o.queued = true
+				l.ready = append(l.ready, o)
+			}
+		case wordInput:
+			i := l.in.all[place]
+			if i.blocked = false; e.Events&unix.EPOLLERR != 0 {
+				l.in.close(i) // the task has closed it
+			} else if i.fd >= 0 {
+				l.in.write(i)
+			}
+		}
+	}
+}
+
+// hungry reports whether srun's input is read: not before the tasks have their streams, nor
+// while they have too much that they have not read, nor while srun reads nothing.
+func (l *loop) hungry() bool {
+	return l.sock >= 0 && (l.attached || l.at >= draining) && !l.in.full() && l.room()
+}
+
+// receive takes what srun has sent to the tasks.
+func (l *loop) receive() {
+	if !l.readable || !l.hungry() {
+		return
+	}
+	if l.window == nil {
+		l.window = make([]byte, 0, readMax)
+	}
+	n, err := unix.Read(l.sock, l.window[len(l.window):cap(l.window)])
+	switch {
+	case errors.Is(err, unix.EINTR):
+	case errors.Is(err, unix.EAGAIN):
+		l.readable = false
+	case err != nil:
+		l.lose(err)
+	case n == 0:
+		l.lose(io.EOF)
+	case l.at >= draining: // no task is left that would read it
+		l.window = l.window[:0]
+	default:
+		rest, asked, err := l.in.give(l.window[:len(l.window)+n])
+		if err != nil {
+			l.log(launch.LogError, fmt.Sprintf("cannot go on with srun's streams: it has sent %v", err))
+			l.lose(nil)
+			return
+		}
+		l.window = l.window[:copy(l.window[:cap(l.window)], rest)]
+		if asked {
+			l.out = header{kind: test}.append(l.out)
+		}
+	}
+}
+
+// room reports whether tasks' streams are read: srun takes what they write, or nothing any more.
+func (l *loop) room() bool { return l.sock < 0 || len(l.out)-l.sent < outMax }
+
+// gather reads the tasks' streams in turns, while there is room.
+func (l *loop) gather() {
+	todo, again := l.ready, l.spare[:0]
+	for len(todo) > 0 && l.room() {
+		o := todo[0]
+		todo = todo[1:]
+		if o.queued = l.read(o); o.queued {
+			again = append(again, o)
+		}
+	}
+	l.ready = append(append(l.ready[:0], todo...), again...) // those that had no turn come first
+	l.spare = again
+	if len(l.stale) > 0 {
+		l.endHeld(l.stale)
+		l.stale = nil
+	}
+}
+
+// read passes on some of what a task has written, and reports whether there may be more.
+func (l *loop) read(o *output) (more bool) {
+	if o.src < 0 {
+		return false
+	}
+	if l.buf == nil {
+		l.buf = make([]byte, dataMax+readMax)
+	}
+	n, err := unix.Read(o.src, l.buf[copy(l.buf, o.held):])
+	switch {
+	case errors.Is(err, unix.EINTR):
+		return true
+	case errors.Is(err, unix.EAGAIN):
+		if l.at >= closing {
+			l.stale = append(l.stale, o)
+		}
+		return false
+	case n > 0:
+		l.pass(o, l.buf[:len(o.held)+n], o.byLines)
+		l.mu.Lock()
+		l.passed[o.kind] += int64(n)
+		l.mu.Unlock()
+		return true
+	}
+	l.end(o) // the end of file; EIO is a terminal's
+	return false
+}
+
+// pass puts data of a task into frames.
+func (l *loop) pass(o *output, data []byte, byLines bool) {
+	rest := data[:0]
+	if l.sock >= 0 {
+		l.out, rest = appendFrames(l.out, o.header, data, byLines)
+	}
+	o.held = append(o.held[:0], rest...)
+}
+
+// end ends a stream, unless it has ended.
+func (l *loop) end(o *output) {
+	if o.over {
+		return
+	}
+	o.over = true
+	if o.src >= 0 {
+		unix.Close(o.src) // and epoll forgets it
+		o.src = -1
+	}
+	l.pass(o, o.held, false)
+	if !o.last {
+		l.sendEnd(o)
+	}
+	l.mu.Lock()
+	l.open--
+	l.mu.Unlock()
+}
+
+// sendEnd tells srun that a stream has ended.
+func (l *loop) sendEnd(o *output) {
+	if o.closed = true; l.sock >= 0 {
+		l.out = o.append(l.out)
+	}
+}
+
+// endHeld ends streams that have nothing to pass on, and reports which processes hold them
+// open.
+func (l *loop) endHeld(outs []*output) {
+	pipes := make(map[uint64]launch.Held)
+	for _, o := range outs {
+		var st unix.Stat_t
+		if unix.Fstat(o.src, &st) == nil {
+			pipes[st.Ino] = launch.Held{FD: int(o.kind), Rank: o.task}
+		}
+		l.end(o)
+	}
+	relay.FindWriters(pipes)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range pipes {
+		l.held = append(l.held, h)
+	}
+}
+
+// send gives srun what it takes.
+func (l *loop) send() {
+	for l.sock >= 0 && l.writable && l.sent < len(l.out) {
+		n, err := unix.Write(l.sock, l.out[l.sent:])
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			l.writable = false
+		case err != nil:
+			l.lose(err)
+		default:
+			l.sent += n
+			l.moved = time.Now()
+		}
+	}
+	switch left := len(l.out) - l.sent; {
+	case left == 0 || l.sent >= outMax:
+		l.out = l.out[:copy(l.out, l.out[l.sent:])]
+		l.sent = 0
+	}
+	if l.at == finishing && l.sock >= 0 && len(l.out) == 0 && !l.shut {
+		l.shut = true
+		_ = unix.Shutdown(l.sock, unix.SHUT_WR) // what srun sends still must be read, or it loses what it has not read
+	}
+}
+
+// lose ends the connection. The tasks go on, as under slurmstepd: their input ends, and what
+// they write is dropped. why nil was reported already.
+func (l *loop) lose(why error) {
+	if l.sock < 0 {
+		return
+	}
+	missing := len(l.out) > l.sent
+	for _, o := range l.outs {
+		missing = missing || !o.closed
+	}
+	if why != nil && missing {
+		l.log(launch.LogInfo, fmt.Sprintf("srun takes no more of the step's output, which is dropped from now on: %v", why))
+	}
+	unix.Close(l.sock)
+	l.sock, l.readable, l.out, l.sent = -1, false, nil, 0
+	l.in.end()
+}
+
+// advance does what the phases up to l.at are for.
+func (l *loop) advance() {
+	if l.at >= draining {
+		l.moved = time.Now()
+		l.in.closeAll()
+		for _, o := range l.outs {
+			if o.src < 0 {
+				l.end(o) // the launch has not come that far
+			}
+		}
+	}
+	if l.at >= closing {
+		l.ready = l.ready[:0]
+		for _, o := range l.outs {
+			if o.queued = !o.over; o.queued {
+				l.ready = append(l.ready, o)
+			}
+		}
+	}
+	if l.at >= finishing {
+		for _, o := range l.outs {
+			l.end(o)
+			if !o.closed {
+				l.sendEnd(o)
+			}
+		}
+	}
+}
+
+// closeAll closes what is open at the loop's end.
+func (l *loop) closeAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun = false
+	for _, n := range l.news {
+		unix.Close(n.fd)
+	}
+	for _, o := range l.outs {
+		if o.src >= 0 {
+			unix.Close(o.src)
+		}
+	}
+	l.in.closeAll()
+	for _, fd := range []int{l.sock, l.epoll, l.wake} {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	l.tellAll()
+}
+
+// tellAll closes all once.
+func (l *loop) tellAll() {
+	select {
+	case <-l.all:
+	default:
+		close(l.all)
+	}
+}
