@@ -180,11 +180,13 @@ install: all install-files ## into DESTDIR and PREFIX
 
 SHARE    := $(DESTDIR)$(PREFIX)/share
 EXAMPLES := $(SHARE)/doc/stepd/examples/plugins
+# With BIN= an earlier release's programs are installed, which may have none of these.
+SLURM_PROGRAMS = $(wildcard $(BIN)/slurmstepd $(BIN)/stepkeeper)
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
-	install -m755 $(BIN)/stepd $(BIN)/spankhost $(PMIXHOST) $(DESTDIR)$(PREFIX)/libexec/stepd/
+	install -m755 $(BIN)/stepd $(BIN)/spankhost $(PMIXHOST) $(SLURM_PROGRAMS) $(DESTDIR)$(PREFIX)/libexec/stepd/
 	sed 's|/usr/|$(PREFIX)/|g' packaging/noded.service | install -m644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/noded.service
 	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl
@@ -212,7 +214,7 @@ NFPM_VERSION := v2.45.2
 NFPM         := $(BUILD)/tools/nfpm-$(NFPM_VERSION)
 DEB_OUT      ?= $(BUILD)/deb
 .PHONY: deb deb-files
-deb: all deb-files ## Debian packages stepd, stepd-common and stepd-dev, in build/deb
+deb: all deb-files ## Debian packages stepd, stepd-slurm, stepd-common and stepd-dev, in build/deb
 
 deb-files: $(NFPM)
 	@packaging/deb/build.sh $(NFPM) $(DEB_OUT)

@@ -244,7 +244,7 @@ func TestManPages(t *testing.T) {
 	if !strings.Contains(out.String(), "HookTimeout") || !strings.Contains(out.String(), "ntasks") {
 		t.Errorf("neither an option nor a key is in %d bytes of pages", out.Len())
 	}
-	testkit.LintManual(t, append(files, "../../docs/man/stepd-spank.7")...)
+	testkit.LintManual(t, append(files, "../../docs/man/stepd-spank.7", "../../docs/man/stepd-slurm.7")...)
 }
 
 // TestSeeAlso: a page that is named exists.

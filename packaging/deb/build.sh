@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# build.sh NFPM OUT: Debian packages of what `make` has built: stepd, what it shares with
-# Slurm's step daemon in stepd-common, and stepd-dev for authors of plugins. The same tree
+# build.sh NFPM OUT: Debian packages of what `make` has built: stepd, stepd-slurm with the step
+# daemon for Slurm, stepd-common with what they share, and stepd-dev for authors of plugins. The same tree
 # makes the same bytes: times are the commit's. DEB_VERSION (one or several), DEB_ARCH and
 # DEB_MAINTAINER as needed.
 set -euo pipefail
@@ -25,7 +25,7 @@ describe() { # a version that sorts: of the tag, else of the commit's time
 }
 glibc() { # the newest symbols that the C programs want
 	local program
-	for program in "$stage"/stepd-common/usr/libexec/stepd/{spankhost,pmixhost}; do
+	for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper}; do
 		[ ! -e "$program" ] || objdump -T "$program"
 	done | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | cut -d_ -f2
 }
@@ -47,6 +47,11 @@ move() { # PACKAGE PATH...: what is not common
 	done
 }
 move stepd usr/sbin usr/lib usr/libexec/stepd/stepd usr/share/man/man8/noded.8
+if [ -e "$stage/stepd-common/usr/libexec/stepd/slurmstepd" ]; then # not of an earlier release's programs
+	packages+=" stepd-slurm"
+	move stepd-slurm usr/libexec/stepd/slurmstepd usr/libexec/stepd/stepkeeper usr/share/man/man7/stepd-slurm.7
+	ln -s ../../sbin/slurmd-wlm "$stage/stepd-slurm/usr/libexec/stepd/slurmd" # the alternative's master: postinst
+fi
 move stepd-dev usr/include usr/share/pkgconfig usr/share/man/man7/stepd-spank.7
 dev=$stage/stepd-dev/usr
 mkdir -p "$dev/share/doc/stepd-dev"
@@ -55,9 +60,8 @@ find "$stage" -type d -empty -delete
 # Their way to the documents, which are of the other package.
 sed -i 's|](\.\./\.\./|](../../stepd/|g' "$dev/share/doc/stepd-dev/examples/README.md"
 rm "$doc/LICENSE"
-for program in spankhost pmixhost; do # the latter is not built everywhere
-	[ ! -e "$stage/stepd-common/usr/libexec/stepd/$program" ] ||
-		strip --strip-unneeded --remove-section=.comment "$stage/stepd-common/usr/libexec/stepd/$program"
+for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper}; do # the second is not built everywhere
+	[ ! -e "$program" ] || strip --strip-unneeded --remove-section=.comment "$program"
 done
 for package in $packages; do
 	mkdir -p "$stage/$package/usr/share/lintian/overrides" "$stage/$package/usr/share/doc/$package"
