@@ -35,9 +35,9 @@ type Batch struct {
 	GresPerTask         string
 }
 
-// DecodeBatch reads a batch_job_launch message's body.
-func DecodeBatch(v Release, body []byte) (*Batch, error) {
-	r := newReader(v, "batch_job_launch", body)
+// DecodeBatch reads a batch_job_launch message's body, of a slurmd with the configuration.
+func DecodeBatch(c *Conf, body []byte) (*Batch, error) {
+	r := newReader(c.Release, "batch_job_launch", body)
 	b := new(Batch)
 	if r.before(V2511) {
 		b.Job = r.u32("job_id")

@@ -1,5 +1,7 @@
 package wire
 
+import "io"
+
 // Conf is what slurmd knows of its node, and of its own files.
 type Conf struct {
 	Release Release
@@ -19,6 +21,18 @@ type Conf struct {
 	ConfFile              string // since 24.05
 	TopoAddr, TopoPattern string
 	Port                  uint16
+	Settings              *Settings // since 23.02
+}
+
+// ReadConf reads what slurmd writes to a step daemon that it has started for a prolog or an
+// epilog of plugins: its configuration alone. An error names the record and its field.
+func ReadConf(in io.Reader) (*Conf, error) {
+	p := &pipe{in: in}
+	b := p.blob("configuration of the node")
+	if p.err != nil {
+		return nil, p.err
+	}
+	return decodeConf(b)
 }
 
 func decodeConf(b []byte) (*Conf, error) {
@@ -52,10 +66,10 @@ func decodeConf(b []byte) (*Conf, error) {
 		r.u32("daemonize")
 	}
 	c.TopoAddr, c.TopoPattern, c.Port = r.str("node_topo_addr"), r.str("node_topo_pattern"), r.u16("port")
-	r.tres("tres")
-	if r.since(V2302) { // slurm.conf follows, as slurmd keeps it: it is read as the file that it is
-		return c, r.err
+	if r.since(V2302) {
+		c.Settings = decodeSettings(r)
 	}
+	r.tres("tres")
 	return c, r.end()
 }
 

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"net/netip"
 	"time"
 )
@@ -109,7 +110,7 @@ func (r *reader) cred() *Cred {
 		}
 		r.u16("oversubscribe")
 	}
-	c.Partition = r.str("partition")
+	c.Partition = r.partition()
 	if r.since(V2605) {
 		r.str("qos")
 	}
@@ -133,10 +134,20 @@ func (r *reader) cred() *Cred {
 
 // aliases skips the addresses of nodes that only the controller knows.
 func (r *reader) aliases() {
-	r.str("alias_list")
 	if r.since(V2311) {
-		array(r.count("addrs", 2), func() netip.AddrPort { return r.addr("addrs") })
+		array(r.count("job_node_addrs", 2), func() netip.AddrPort { return r.addr("job_node_addrs") })
 	}
+	r.str("alias_list")
+}
+
+// partition reads the job's partition. 23.02 to 24.05 hide a switch plugin's data behind the
+// name's NUL, which older readers of the same record take for its end.
+func (r *reader) partition() string {
+	if r.before(V2302) || r.since(V2411) {
+		return r.str("partition")
+	}
+	name, _, _ := bytes.Cut(r.mem("partition"), []byte{0})
+	return string(name)
 }
 
 func (r *reader) time(field string) time.Time {
@@ -214,28 +225,21 @@ func (r *reader) oneGres(field string, ofStep bool) (g Gres) {
 	if !ofStep || r.since(V2405) {
 		g.Type = r.str(field)
 	}
-	nodes := r.fits(field, uint64(r.u32(field)), 0)
+	nodes := r.fits(field, uint64(r.u32(field)), 1)
 	if ofStep {
 		r.bits(field, coresMax) // the nodes that have it
-		g.Counts = r.optionalU64s(field)
-		g.Bits = r.nodeBits(field, nodes)
-		if r.since(V2311) {
-			r.perBit(field, nodes)
-		}
-		return g
 	}
 	g.Counts = r.optionalU64s(field)
 	g.Bits = r.nodeBits(field, nodes)
-	if r.since(V2311) {
-		r.perBit(field, nodes)
+	r.perBit(field, nodes)
+	if ofStep {
+		return g
 	}
 	r.nodeBits(field, nodes) // of steps
-	if r.since(V2311) {
-		r.perBit(field, nodes)
-	}
-	if r.bool(field) { // counts of steps
+	if r.bool(field) {       // counts of steps
 		array(r.fits(field, uint64(nodes), 8), func() uint64 { return r.u64(field) })
 	}
+	r.perBit(field, nodes)
 	return g
 }
 
@@ -253,9 +257,9 @@ func (r *reader) nodeBits(field string, nodes int) [][]bool {
 	return array(r.fits(field, uint64(nodes), 4), func() []bool { return r.bits(field, devicesMax) })
 }
 
-// perBit skips how much of each device is given.
+// perBit skips how much of each device of each node is given, since 23.11.
 func (r *reader) perBit(field string, nodes int) {
-	if r.bool(field) {
-		array(r.fits(field, uint64(nodes), 4), func() []uint64 { return r.u64s(field) })
+	if r.since(V2311) {
+		array(r.fits(field, uint64(nodes), 1), func() []uint64 { return r.optionalU64s(field) })
 	}
 }

@@ -1,6 +1,9 @@
 package wire
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+)
 
 // Launch is what slurmd tells the step daemon of a step of srun, of the extern step, or of
 // an interactive one.
@@ -88,9 +91,12 @@ const (
 	FlagOvercommit LaunchFlags = 0x80
 )
 
-// DecodeLaunch reads a launch_tasks message's body.
-func DecodeLaunch(v Release, body []byte) (*Launch, error) {
-	r := newReader(v, "launch_tasks", body)
+// DecodeLaunch reads a launch_tasks message's body, of a slurmd with the configuration.
+func DecodeLaunch(c *Conf, body []byte) (*Launch, error) {
+	r := newReader(c.Release, "launch_tasks", body)
+	if c.Settings != nil {
+		r.switchType = c.Settings.SwitchType
+	}
 	l := &Launch{Step: r.stepID("step_id")}
 	if r.before(V2311) {
 		r.u32("uid") // as in the credential
@@ -124,9 +130,7 @@ func DecodeLaunch(v Release, body []byte) (*Launch, error) {
 		l.TLSCert = r.str("alloc_tls_cert")
 	}
 	l.Profile, l.TaskProlog, l.TaskEpilog, l.Debug = r.u32("profile"), r.str("task_prolog"), r.str("task_epilog"), r.u16("slurmd_debug")
-	if r.before(V2411) {
-		r.u32("switch_job") // the plugin's id; switch/none has no data
-	}
+	switchData(r)
 	r.options(l)
 	r.launchTail(l)
 	return l, r.end()
@@ -160,15 +164,16 @@ func (r *reader) het(l *Launch) {
 	h.NodeOffset, h.Job, h.Nodes = r.u32("het_job_node_offset"), r.u32("het_job_id"), r.u32("het_job_nnodes")
 	if h.Nodes != NoVal {
 		array(r.fits("het_job_nnodes", uint64(h.Nodes), 4), func() []uint32 { return r.u32s("het_job_tids") })
-		if r.since(V2505) {
-			r.u32s("het_job_task_cnts")
-		}
 	}
 	h.Tasks = r.u32("het_job_ntasks")
 	if h.Tasks != NoVal {
 		array(r.fits("het_job_ntasks", uint64(h.Tasks), 4), func() uint32 { return r.u32("het_job_tid_offsets") })
 	}
-	h.Offset, h.Steps, h.TaskOffset, h.Hosts = r.u32("het_job_offset"), r.u32("het_job_step_cnt"), r.u32("het_job_task_offset"), r.str("het_job_node_list")
+	h.Offset, h.Steps = r.u32("het_job_offset"), r.u32("het_job_step_cnt")
+	if r.since(V2505) && h.Offset < NoVal && h.Steps > 0 {
+		r.u32s("het_job_step_task_cnts")
+	}
+	h.TaskOffset, h.Hosts = r.u32("het_job_task_offset"), r.str("het_job_node_list")
 }
 
 // credOf reads a credential with its release before it.
@@ -177,6 +182,23 @@ func (r *reader) credOf(c **Cred) {
 		r.fail("cred_version", errRelease(v))
 	}
 	*c = r.cred()
+}
+
+// switchNone is the number of the plugin switch/none, which has no data.
+const switchNone = 100
+
+// switchData reads the data of the switch's plugin. From 23.11 on no plugin is loaded where a
+// site has no such network, and nothing is sent; 24.11 has the data in the credential.
+func switchData(r *reader) {
+	switch {
+	case r.since(V2411):
+	case r.before(V2311):
+		if id := r.u32("switch_job"); id != switchNone && r.err == nil {
+			r.fail("switch_job", fmt.Errorf("the site has the switch plugin %d (SwitchType in slurm.conf), which stepd does not support under Slurm %s", id, r.v))
+		}
+	case r.switchType != "":
+		r.fail("switch_job", fmt.Errorf("the site has SwitchType=%s in slurm.conf, which stepd does not support under Slurm %s", r.switchType, r.v))
+	}
 }
 
 func (r *reader) ports(field string) []uint16 {

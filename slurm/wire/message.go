@@ -32,11 +32,6 @@ func (w *writer) u16(v uint16) { w.b = binary.BigEndian.AppendUint16(w.b, v) }
 func (w *writer) u32(v uint32) { w.b = binary.BigEndian.AppendUint32(w.b, v) }
 func (w *writer) u64(v uint64) { w.b = binary.BigEndian.AppendUint64(w.b, v) }
 
-func (w *writer) mem(b []byte) {
-	w.u32(uint32(len(b)))
-	w.b = append(w.b, b...)
-}
-
 // str packs a string with its NUL; "" is NULL.
 func (w *writer) str(s string) {
 	if s == "" {

@@ -26,6 +26,8 @@ type reader struct {
 	size   int    // of the whole
 	record string
 	err    error
+	// switchType is SwitchType of slurm.conf where it decides what is packed.
+	switchType string
 }
 
 func newReader(v Release, record string, b []byte) *reader {
@@ -177,6 +179,9 @@ func (r *reader) bits(field string, limit uint32) []bool {
 		return nil
 	}
 	text, ok := bytes.CutPrefix([]byte(r.str(field)), []byte("0x"))
+	if r.err == nil && (!ok || uint64(n) > 4*uint64(len(text))) {
+		r.fail(field, fmt.Errorf("%q is no bitmap of %d bits", text, n))
+	}
 	if r.err != nil {
 		return nil
 	}
@@ -185,7 +190,7 @@ func (r *reader) bits(field string, limit uint32) []bool {
 		digit := hexDigit(text[len(text)-1-i])
 		for bit := range 4 {
 			set, at := digit>>bit&1 != 0, 4*i+bit
-			if set && (at >= len(out)) || digit < 0 || !ok {
+			if digit < 0 || set && at >= len(out) {
 				r.fail(field, fmt.Errorf("%q is no bitmap of %d bits", text, n))
 				return nil
 			}

@@ -1,6 +1,10 @@
 package wire
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
 
 // Release is a release of Slurm, by the word that stands for it in its protocols. The zero
 // value is none.
@@ -26,15 +30,35 @@ func (v Release) Known() bool { return v&0xff == 0 && v >= V2205 && v <= V2605 }
 // String is the release as Slurm writes it, "23.11".
 func (v Release) String() string {
 	if !v.Known() {
-		return fmt.Sprintf("protocol %#06x", uint16(v))
+		return fmt.Sprintf("protocol 0x%04x", uint16(v))
 	}
 	return releases[(v-V2205)>>8]
 }
 
-// check returns an error that names the release where it is not known.
+// ReleaseError is that a release's formats are not known.
+type ReleaseError struct{ Release Release }
+
+func (e *ReleaseError) Error() string {
+	return fmt.Sprintf("cannot read %s of Slurm: known are %s to %s; install the stepd that goes with this slurmd", e.Release, V2205, V2605)
+}
+
+// check returns a *ReleaseError where the release is not known.
 func (v Release) check() error {
 	if v.Known() {
 		return nil
 	}
-	return fmt.Errorf("cannot read %s of Slurm: known are %s to %s; install the stepd that goes with this slurmd", v, V2205, V2605)
+	return &ReleaseError{v}
+}
+
+// Errno is the number that slurmd takes for an error of this package: srun and slurmctld print
+// its text. nil is 0.
+func Errno(err error) int32 {
+	switch unknown := (*ReleaseError)(nil); {
+	case err == nil:
+		return 0
+	case errors.As(err, &unknown):
+		return 1005 // SLURM_PROTOCOL_VERSION_ERROR, "Incompatible versions of client and server code"
+	default:
+		return int32(syscall.EINVAL)
+	}
 }

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,10 +12,7 @@ import (
 // Stream is what slurmd writes to a step daemon that it has started, up to the answer that
 // it waits for.
 type Stream struct {
-	Conf *Conf
-	// Config are the files as slurmd has read them, since 23.02: package slurmconf has them
-	// of the file before.
-	Config                []byte
+	Conf                  *Conf
 	Cgroup                []byte // cgroup.conf, packed
 	Tree                  Tree
 	Parent                string // where the end is reported, "" is slurmctld
@@ -24,6 +22,7 @@ type Stream struct {
 	Batch                 *Batch  // or
 	Launch                *Launch // one of them
 	Scope                 string  // the cgroup scope of slurmd, since 24.11
+	Container             []byte  // job_container.conf, packed: since 23.02, of a plugin that has one
 	GresContext, GresConf []byte
 	MPIType               string
 	MPIConf               []byte
@@ -40,6 +39,7 @@ const (
 	StepExtern      uint32 = 0xfffffffc
 	StepBatch       uint32 = 0xfffffffb
 	StepInteractive uint32 = 0xfffffffa
+	stepReserved    uint32 = 0xfffffff0 // and all above
 )
 
 // pipe reads the pieces of a stream: integers are the machine's own.
@@ -75,6 +75,15 @@ func (p *pipe) u16(what string) uint16 { return binary.NativeEndian.Uint16(p.rea
 // blob reads a piece with its length before it. Memory is taken for what has come.
 func (p *pipe) blob(what string) []byte { return p.sized(what, p.int(what)) }
 
+// text is blob of a string with its NUL; "" is none.
+func (p *pipe) text(what string) string {
+	b, ended := bytes.CutSuffix(p.blob(what), []byte{0})
+	if p.err == nil && !ended && len(b) > 0 || bytes.IndexByte(b, 0) >= 0 {
+		p.fail(what, errors.New("a string does not end with its only NUL"))
+	}
+	return string(b)
+}
+
 func (p *pipe) sized(what string, n int32) []byte {
 	if p.err != nil {
 		return nil
@@ -99,17 +108,13 @@ func (p *pipe) sized(what string, n int32) []byte {
 func ReadStream(in io.Reader) (*Stream, error) {
 	p := &pipe{in: in}
 	s := new(Stream)
-	conf := p.blob("configuration of the node")
-	if p.err != nil {
-		return nil, p.err
-	}
 	var err error
-	if s.Conf, err = decodeConf(conf); err != nil {
+	if s.Conf, err = ReadConf(in); err != nil {
 		return nil, err
 	}
 	v := s.Conf.Release
 	if v >= V2302 {
-		s.Config = p.blob("slurm.conf")
+		p.blob("slurm.conf") // its nodes
 	} else {
 		s.Cgroup = p.blob("cgroup.conf")
 		p.blob("acct_gather.conf")
@@ -122,28 +127,34 @@ func ReadStream(in io.Reader) (*Stream, error) {
 		return nil, p.err
 	}
 	if batch {
-		s.Batch, err = DecodeBatch(v, body)
+		s.Batch, err = DecodeBatch(s.Conf, body)
 	} else {
-		s.Launch, err = DecodeLaunch(v, body)
+		s.Launch, err = DecodeLaunch(s.Conf, body)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if v >= V2411 {
-		s.Scope = string(p.blob("scope"))
+		s.Scope = p.text("scope")
 	}
 	if v >= V2302 {
 		s.Cgroup = p.blob("cgroup.conf")
 		p.blob("acct_gather.conf")
 	}
+	if s.Conf.Settings.sendsContainer() {
+		s.Container = p.blob("job_container.conf")
+	}
 	s.resources(p, v)
-	return s, p.err
+	if p.err != nil {
+		return nil, p.err
+	}
+	return s, nil
 }
 
 // neighbours reads the addresses of the parent, and of the command that has asked.
 func (s *Stream) neighbours(p *pipe, v Release) {
 	if v >= V2311 {
-		s.Parent = string(p.blob("parent"))
+		s.Parent = p.text("parent")
 	} else {
 		s.ParentAddr = sockaddr(p.read("parent", 128))
 	}
@@ -155,11 +166,15 @@ func (s *Stream) neighbours(p *pipe, v Release) {
 	if client.err != nil {
 		p.fail("client", client.err)
 	}
-	if n := p.u16("CPU frequencies"); n != 0 {
-		p.fail("CPU frequencies", errors.New("the node has some, which stepd cannot read"))
+	for range p.u16("CPU frequencies") {
+		p.read("CPU frequencies", cpuFreqSize)
 	}
 	s.ClientRelease = Release(p.u16("client's release"))
 }
+
+// cpuFreqSize is the size of what slurmd has of one CPU's frequencies and governors: a
+// structure of C, the same in all releases.
+const cpuFreqSize = 4 + 64*4 + 2*24 + 6*4
 
 // sockaddr reads a sockaddr_storage; the zero value is none.
 func sockaddr(b []byte) netip.AddrPort {
@@ -178,12 +193,12 @@ func sockaddr(b []byte) netip.AddrPort {
 // resources reads what the node's plugins have of the step.
 func (s *Stream) resources(p *pipe, v Release) {
 	s.GresContext = p.blob("gres")
+	if s.sendsGresConf(v) {
+		s.GresConf = p.blob("gres.conf")
+	}
 	l := s.Launch
 	if l == nil {
 		return
-	}
-	if l.AccelBind != 0 || l.GresBind != "" || l.GresFreq != "" {
-		s.GresConf = p.blob("gres.conf")
 	}
 	if l.Step.Step == StepExtern || l.Step.Step == StepInteractive {
 		return
@@ -192,5 +207,20 @@ func (s *Stream) resources(p *pipe, v Release) {
 	if v < V2311 || s.MPIType != "" {
 		n := binary.BigEndian.Uint32(p.read("mpi.conf", 4))
 		s.MPIConf = p.sized("mpi.conf", int32(min(n, blobMax+1)))
+	}
+}
+
+// sendsGresConf reports whether slurmd sends gres.conf: for a step that has generic resources,
+// and in 22.05 for one that binds its tasks to them. A step that is no user's has its job's.
+func (s *Stream) sendsGresConf(v Release) bool {
+	switch l := s.Launch; {
+	case v < V2302:
+		return l != nil && (l.AccelBind != 0 || l.GresBind != "" || l.GresFreq != "")
+	case l == nil:
+		return len(s.Batch.Cred.JobGres) > 0
+	case l.Step.Step >= stepReserved:
+		return len(l.Cred.JobGres) > 0
+	default:
+		return len(l.Cred.StepGres) > 0
 	}
 }
