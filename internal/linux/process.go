@@ -273,6 +273,18 @@ func SetFSUser(uid, gid uint32, groups []uint32) error {
 	return nil
 }
 
+// DropCapabilities takes all capabilities from the calling thread: setfsuid(2) leaves those that
+// let it follow links into other users' processes. The caller's goroutine is locked to its
+// thread, and ends with it: there is no way back.
+func DropCapabilities() error {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if err := unix.Capset(&h, &none[0]); err != nil {
+		return fmt.Errorf("cannot drop the capabilities of a thread: %w", err)
+	}
+	return nil
+}
+
 // Exit is how a child ended.
 type Exit struct {
 	PID    int

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,6 +44,7 @@ const (
 // no lock meanwhile.
 type loop struct {
 	log         func(launch.LogLevel, string)
+	name        string // before messages to the user
 	patience    time.Duration
 	epoll, wake int
 	speaker     header        // of the step's own messages
@@ -74,13 +77,15 @@ type loop struct {
 	open   int           // guarded by mu: outputs that have not ended
 	passed [3]int64      // guarded by mu: bytes, by stream
 	held   []launch.Held // guarded by mu
+	files  []*os.File    // guarded by mu: to be closed
 }
 
 // news is a stream that the loop gets.
 type news struct {
-	o  *output
-	i  *input
-	fd int
+	o    *output
+	file *file
+	i    *input
+	fd   int
 }
 
 // output is what one task writes to one stream.
@@ -88,8 +93,11 @@ type output struct {
 	header
 	task    int
 	byLines bool
-	last    bool   // its end is sent after the step's own messages
-	held    []byte // of a line without its end
+	last    bool // its end is sent after the step's own messages
+	// labelled says that it goes to a file.
+	labelled bool
+	held     []byte // of a line without its end
+	file     *file  // of a labelled one
 
 	src    int  // -1 before it is attached and when it has ended
 	queued bool // it is in ready
@@ -153,6 +161,13 @@ func (l *loop) add(n news, events uint32, word int32, place int) error {
 		unix.Close(n.fd)
 	}
 	return err
+}
+
+// closeLater closes f when the streams have ended.
+func (l *loop) closeLater(f *os.File) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.files = append(l.files, f)
 }
 
 // allGiven lets input come: the step has all its streams.
@@ -221,7 +236,7 @@ func (l *loop) run() {
 // wait is how long the loop may wait for an event, in milliseconds.
 func (l *loop) wait() int {
 	switch {
-	case len(l.ready) > 0 && l.room(), l.readable && l.hungry():
+	case slices.ContainsFunc(l.ready, l.may), l.readable && l.hungry():
 		return 0
 	case l.at < draining || l.sock < 0 || len(l.out) == 0 && !l.shut:
 		return -1
@@ -240,14 +255,14 @@ func (l *loop) look() (later bool) {
 	defer l.mu.Unlock()
 	for _, n := range l.news {
 		if n.o != nil {
-			n.o.src = n.fd
+			n.o.src, n.o.file = n.fd, n.file
 		} else {
 			n.i.fd = n.fd
 		}
 	}
 	l.news = nil
 	l.attached = l.given
-	if l.sock >= 0 {
+	if len(l.said) > 0 && l.sock >= 0 {
 		l.out = append(l.out, l.said...)
 	}
 	l.said = l.said[:0]
@@ -332,18 +347,20 @@ func (l *loop) receive() {
 // room reports whether tasks' streams are read: srun takes what they write, or nothing any more.
 func (l *loop) room() bool { return l.sock < 0 || len(l.out)-l.sent < outMax }
 
+// may reports whether a stream may be read.
+func (l *loop) may(o *output) bool { return o.labelled || l.room() }
+
 // gather reads the tasks' streams in turns, while there is room.
 func (l *loop) gather() {
-	todo, again := l.ready, l.spare[:0]
-	for len(todo) > 0 && l.room() {
-		o := todo[0]
-		todo = todo[1:]
-		if o.queued = l.read(o); o.queued {
+	turnless, again := l.ready[:0], l.spare[:0]
+	for _, o := range l.ready {
+		if !l.may(o) {
+			turnless = append(turnless, o)
+		} else if o.queued = l.read(o); o.queued {
 			again = append(again, o)
 		}
 	}
-	l.ready = append(append(l.ready[:0], todo...), again...) // those that had no turn come first
-	l.spare = again
+	l.ready, l.spare = append(turnless, again...), again
 	if len(l.stale) > 0 {
 		l.endHeld(l.stale)
 		l.stale = nil
@@ -356,7 +373,7 @@ func (l *loop) read(o *output) (more bool) {
 		return false
 	}
 	if l.buf == nil {
-		l.buf = make([]byte, dataMax+readMax)
+		l.buf = make([]byte, lineMax+readMax)
 	}
 	n, err := unix.Read(o.src, l.buf[copy(l.buf, o.held):])
 	switch {
@@ -368,7 +385,7 @@ func (l *loop) read(o *output) (more bool) {
 		}
 		return false
 	case n > 0:
-		l.pass(o, l.buf[:len(o.held)+n], o.byLines)
+		l.pass(o, l.buf[:len(o.held)+n], false)
 		l.mu.Lock()
 		l.passed[o.kind] += int64(n)
 		l.mu.Unlock()
@@ -378,11 +395,15 @@ func (l *loop) read(o *output) (more bool) {
 	return false
 }
 
-// pass puts data of a task into frames.
-func (l *loop) pass(o *output, data []byte, byLines bool) {
+// pass puts data of a task into frames, or into its file; a line that has no end yet is held
+// back, unless it is the last.
+func (l *loop) pass(o *output, data []byte, last bool) {
 	rest := data[:0]
-	if l.sock >= 0 {
-		l.out, rest = appendFrames(l.out, o.header, data, byLines)
+	switch {
+	case o.labelled:
+		rest = l.toFile(o, data, last)
+	case l.sock >= 0:
+		l.out, rest = appendFrames(l.out, o.header, data, o.byLines && !last)
 	}
 	o.held = append(o.held[:0], rest...)
 }
@@ -397,7 +418,7 @@ func (l *loop) end(o *output) {
 		unix.Close(o.src) // and epoll forgets it
 		o.src = -1
 	}
-	l.pass(o, o.held, false)
+	l.pass(o, o.held, true)
 	if !o.last {
 		l.sendEnd(o)
 	}
@@ -408,7 +429,7 @@ func (l *loop) end(o *output) {
 
 // sendEnd tells srun that a stream has ended.
 func (l *loop) sendEnd(o *output) {
-	if o.closed = true; l.sock >= 0 {
+	if o.closed = true; l.sock >= 0 && !o.labelled {
 		l.out = o.append(l.out)
 	}
 }
@@ -466,7 +487,7 @@ func (l *loop) lose(why error) {
 	}
 	missing := len(l.out) > l.sent
 	for _, o := range l.outs {
-		missing = missing || !o.closed
+		missing = missing || !o.closed && !o.labelled
 	}
 	if why != nil && missing {
 		l.log(launch.LogInfo, fmt.Sprintf("srun takes no more of the step's output, which is dropped from now on: %v", why))
@@ -517,6 +538,9 @@ func (l *loop) closeAll() {
 		if o.src >= 0 {
 			unix.Close(o.src)
 		}
+	}
+	for _, f := range l.files {
+		f.Close()
 	}
 	l.in.closeAll()
 	for _, fd := range []int{l.sock, l.epoll, l.wake} {

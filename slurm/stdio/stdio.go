@@ -1,6 +1,6 @@
 // Package stdio is the step daemon's half of srun's streams: the tasks' output goes to srun in
-// frames on one connection, and srun's input comes back on it. It opens no file that a task
-// has for a stream: those are the tasks' own. Begin with New; the order of calls is Open,
+// frames on one connection, and srun's input comes back on it. Files that tasks have for a
+// stream are the tasks' own, but for files whose lines are labelled. Begin with New; the order of calls is Open,
 // Attach, Drain, Close.
 package stdio
 
@@ -31,6 +31,13 @@ type Config struct {
 	// Streams are stdin, stdout and stderr as the plan has them: the streams of Kind
 	// step.StreamClient go by here.
 	Streams [3]step.Stream
+	// Files are the outputs that go by here to labelled files, by stream; they are of Kind
+	// step.StreamClient, too. Opener opens them.
+	Files  [3]Files
+	Opener Opener
+	Tasks  int // of the whole step: a label is as wide as its highest rank
+	// Speaker is the name before messages to the user: "slurmstepd-n1".
+	Speaker string
 	// Lines says that output goes out by whole lines (srun without -u). Without it, it goes as
 	// it comes, and stdout is a terminal that changes no byte.
 	Lines bool
@@ -54,7 +61,7 @@ type Streams struct {
 
 // New makes the streams of a step. It opens nothing.
 func New(cfg Config) *Streams {
-	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, patience: srunPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
+	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
 	l := s.loop
 	l.in.byID, l.in.ranks = make(map[uint16]*input), make(map[uint16]bool)
 	for local, rank := range cfg.Ranks {
@@ -62,7 +69,7 @@ func New(cfg Config) *Streams {
 		for _, k := range []kind{stdout, stderr} {
 			if s.has(int(k), rank) {
 				h := header{kind: k, rank: uint16(rank), local: uint16(local)}
-				l.outs = append(l.outs, &output{header: h, task: rank, src: -1, byLines: cfg.Lines})
+				l.outs = append(l.outs, &output{header: h, task: rank, src: -1, byLines: cfg.Lines, labelled: cfg.Files[k].Path != nil})
 				l.there[k] = true
 			}
 		}
@@ -102,7 +109,9 @@ func (s *Streams) Open(ctx context.Context) error {
 func (s *Streams) open(ctx context.Context) error {
 	var ends [3]int
 	for _, o := range s.loop.outs {
-		ends[o.kind]++
+		if !o.labelled {
+			ends[o.kind]++
+		}
 	}
 	hello, err := greeting(s.cfg.Release, s.cfg.Node, ends, s.cfg.Key)
 	if err != nil {
@@ -140,14 +149,18 @@ func (s *Streams) open(ctx context.Context) error {
 func (s *Streams) Attach(st Attacher) error {
 	defer st.AttachDone()
 	defer s.loop.allGiven()
+	files, err := s.openFiles()
+	if err != nil {
+		return err
+	}
 	wide := wideMax
 	for at, o := range s.loop.outs {
 		make := tasksPipe
-		if o.kind == stdout && !s.cfg.Lines {
+		if o.kind == stdout && !s.cfg.Lines && !o.labelled {
 			make = tasksTerminal
 		}
 		if err := s.attach(st, int(o.kind), o.task, &wide, make, func(ours int) error {
-			return s.loop.add(news{o: o, fd: ours}, unix.EPOLLIN, wordOutput, at)
+			return s.loop.add(news{o: o, file: files[o], fd: ours}, unix.EPOLLIN, wordOutput, at)
 		}); err != nil {
 			return err
 		}

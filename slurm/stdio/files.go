@@ -1,0 +1,167 @@
+package stdio
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/step"
+	"stepd/step/launch"
+)
+
+// Files are labelled files of one of the tasks' outputs: the tasks write by here, and each
+// line gets its task's rank before it (srun -l -o name%t). The zero value is none.
+type Files struct {
+	// Path returns the absolute path of a task's file; tasks may share one. nil is no file.
+	Path func(rank int) (string, error)
+	// Append keeps what the files have.
+	Append bool
+}
+
+// Opener is as whom, and where, files are opened.
+type Opener struct {
+	User      step.User
+	Umask     uint32
+	Namespace *os.File // the job's mount namespace; nil is the node's own
+}
+
+// lineMax is the longest line of a labelled file; a longer one is cut into several.
+const lineMax = 64 << 10
+
+// file is an open labelled file. The loop alone uses it, once it has begun.
+type file struct {
+	*os.File
+	width int // of a label
+	out   []byte
+	err   error // what it did not take: the rest is dropped
+}
+
+// pass writes the whole lines of data with the task's label, and returns the rest. The last
+// of the stream is a line in any case.
+func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
+	f.out = f.out[:0]
+	for len(data) > 0 {
+		n := bytes.IndexByte(data, '\n') + 1
+		line, newline := data[:n], ""
+		if n == 0 {
+			if !last && len(data) < lineMax {
+				break
+			}
+			line, newline = data, "\n"
+		}
+		f.out = append(fmt.Appendf(f.out, "%*d: ", f.width, task), line...)
+		f.out = append(f.out, newline...)
+		data = data[len(line):]
+	}
+	if f.err != nil || len(f.out) == 0 {
+		return data, nil
+	}
+	if _, f.err = f.Write(f.out); f.err != nil {
+		return data, fmt.Errorf("the output of the tasks is dropped: cannot %w", f.err) // it names verb and file
+	}
+	return data, nil
+}
+
+// openFiles opens the labelled files of outputs, each path once. The names are the user's: they
+// are resolved as that user, and without a capability.
+func (s *Streams) openFiles() (files map[*output]*file, err error) {
+	if !slices.ContainsFunc(s.loop.outs, func(o *output) bool { return o.labelled }) {
+		return nil, nil
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err = s.cfg.Opener.become(); err == nil {
+			files, err = s.openAll()
+		}
+	}()
+	<-done
+	return files, err
+}
+
+// become makes the calling thread, which ends with its goroutine, the user's.
+func (o *Opener) become() error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // the umask is the thread's own then
+		return fmt.Errorf("cannot open files with umask %04o: unshare: %w", o.Umask, err)
+	}
+	if err := linux.EnterMounts(o.Namespace); err != nil {
+		return err
+	}
+	unix.Umask(int(o.Umask))
+	if os.Geteuid() != 0 {
+		return nil // a test
+	}
+	if err := linux.SetFSUser(o.User.UID, o.User.GID, o.User.Groups); err != nil {
+		return fmt.Errorf("cannot open files as uid %d: %w", o.User.UID, err)
+	}
+	return linux.DropCapabilities()
+}
+
+func (s *Streams) openAll() (files map[*output]*file, err error) {
+	files = make(map[*output]*file)
+	width := len(strconv.Itoa(max(0, s.cfg.Tasks-1)))
+	opened := make(map[string]*file)
+	for _, o := range s.loop.outs {
+		if !o.labelled {
+			continue
+		}
+		path, err := s.cfg.Files[o.kind].Path(o.task)
+		if err != nil {
+			return nil, err
+		}
+		if opened[path] == nil {
+			f, err := openFile(path, s.cfg.Files[o.kind].Append)
+			if err != nil {
+				return nil, fmt.Errorf("cannot open %s file %q of task %d: %w", [3]string{1: "stdout", 2: "stderr"}[o.kind], path, o.task, err)
+			}
+			opened[path] = &file{File: f, width: width}
+			s.loop.closeLater(f)
+		}
+		files[o] = opened[path]
+	}
+	return files, nil
+}
+
+// openFile opens a file that never makes its writer wait: a FIFO's reader, or a terminal's, would
+// hold up all streams of the step.
+func openFile(path string, appends bool) (*os.File, error) {
+	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_APPEND | unix.O_NOCTTY | unix.O_NONBLOCK
+	if !appends {
+		flags |= unix.O_TRUNC
+	}
+	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Mode: 0o666, Resolve: unix.RESOLVE_NO_MAGICLINKS}
+	fd, err := linux.Uninterrupted(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG && st.Rdev != unix.Mkdev(1, 3) {
+		err = errors.New("a file with labels must be a regular one, or /dev/null")
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// toFile passes on data of a task to its labelled file, and returns what is held back.
+func (l *loop) toFile(o *output, data []byte, last bool) (rest []byte) {
+	if o.file == nil {
+		return nil // the launch has not come that far
+	}
+	rest, err := o.file.pass(o.task, data, last)
+	if err != nil {
+		l.log(launch.LogError, err.Error())
+		l.say(l.name + ": error: " + err.Error())
+	}
+	return rest
+}
