@@ -20,10 +20,11 @@ say  = $(if $(V),@:,@printf '%-4s %s\n' '$(1)' '$(2)')
 files = $$(find . -path ./$(BUILD) -prune -o -name '$(1)' -printf '%P\n')
 
 .PHONY: all help
-all: go-programs $(BIN)/spankhost ## build bin/{noded,stepd,stepctl,spankhost}, and pmixhost where libpmix-dev is
+all: go-programs $(BIN)/spankhost $(BIN)/stepkeeper ## build bin/{noded,stepd,stepctl,spankhost,stepkeeper}, and pmixhost where libpmix-dev is
 
 include spank/host/host.mk
 include mpi/pmixhost/pmixhost.mk
+include slurm/keeper/program/keeper.mk
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | sort | expand -t 16

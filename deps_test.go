@@ -54,6 +54,7 @@ var importRules = map[string]struct {
 	"stepd/slurm/rpc":          {[]string{"stepd/slurm/munge", "stepd/slurm/wire"}, "sends Slurm's messages: knows no step"},
 	"stepd/slurm/socket":       {[]string{"stepd/internal/linux", "stepd/slurm/wire", "stepd/step"}, "the step socket of slurmd and its commands: knows the step by the interface that it declares"},
 	"stepd/slurm/spec":         {[]string{"stepd/slurm/wire", "stepd/slurmconf", "stepd/srunopt", "stepd/step"}, "makes a Spec of what slurmd says: pure"},
+	"stepd/slurm/keeper":       {[]string{"stepd/internal/linux"}, "starts the keeper: knows neither messages nor cgroups"},
 	"stepd/slurm/place":        {[]string{"stepd/internal/linux", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/step", "stepd/step/launch", "stepd/task/cgroup", "stepd/task/confine"}, "the cgroups of slurmd's steps: knows neither messages nor sockets"},
 	"stepd/slurm/stdio":        {[]string{"stepd/internal/linux", "stepd/slurm/wire", "stepd/step", "stepd/step/launch", "stepd/stepio/relay"}, "srun's streams: knows neither tasks nor messages; the relay names who holds a pipe"},
 	"stepd/slurmconf":          {[]string{"stepd/internal/nearest", "stepd/step", "stepd/srunopt"}, "the site's files; a node's resources are written as a request's are"},

@@ -50,7 +50,7 @@ func TestPackagedConfiguration(t *testing.T) {
 // TestFuzzWithoutGit: make finds the fuzz tests of a tarball's tree, and only those.
 func TestFuzzWithoutGit(t *testing.T) {
 	dir := t.TempDir()
-	for _, name := range []string{"Makefile", "spank", "mpi"} {
+	for _, name := range []string{"Makefile", "spank", "mpi", "slurm"} {
 		here, err := filepath.Abs(name)
 		if err == nil {
 			err = os.Symlink(here, filepath.Join(dir, name))

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,6 +37,8 @@ type Cgroup struct {
 	mu    sync.RWMutex
 	tasks *group // guarded by mu; nil before Create and after Destroy
 	host  *group // guarded by mu; as tasks
+	// spared are the children of stepd's that are not the step's.
+	spared []int // guarded by mu
 
 	// killed is set before the first SIGKILL to the tasks' group (HostCgroup).
 	killed atomic.Bool
@@ -287,6 +290,14 @@ func (c *Cgroup) destroyLeaves(ctx context.Context) error {
 	})
 }
 
+// Spare makes Escaped pass over a child of stepd that is no task and in none of the step's
+// cgroups. It may have ended.
+func (c *Cgroup) Spare(pid int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.spared = append(c.spared, pid)
+}
+
 // Escaped finds living processes of the step that are in none of its cgroups:
 // of tasks, and of the descendants of the caller, stepd, to which all orphans of
 // the step come (PR_SET_CHILD_SUBREAPER).
@@ -303,7 +314,7 @@ func (c *Cgroup) Escaped(tasks []int) ([]launch.Escape, error) {
 	var out []launch.Escape
 	seen := make(map[int]bool)
 	for _, pid := range append(append([]int(nil), tasks...), below...) {
-		if seen[pid] {
+		if seen[pid] || slices.Contains(c.spared, pid) {
 			continue
 		}
 		seen[pid] = true

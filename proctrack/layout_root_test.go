@@ -359,6 +359,10 @@ func TestRootEscaped(t *testing.T) {
 			t.Errorf("Escaped(%v) = %v, %v; want %d", tasks, got, err, goes)
 		}
 	}
+	c.Spare(goes)
+	if got, err = c.Escaped([]int{stays}); err != nil || len(got) != 0 {
+		t.Errorf("Escaped = %v, %v with %d spared", got, err, goes)
+	}
 	if err := c.Kill(shortly(t)); err != nil {
 		t.Fatal(err)
 	}
