@@ -31,7 +31,8 @@ type Spec struct {
 	// EnvComplete says that Env is the job's environment as its plugins and tasks see it:
 	// nothing of the job's is set over it. A daemon sets it whose client has done so.
 	EnvComplete bool `json:"env_complete,omitempty"`
-	// Speaker begins each message of the step to its user; "" is "stepd-" and NodeName.
+	// Speaker begins each message of the step to its user; "" is "stepd-" and NodeName. A
+	// daemon that sets it says by itself when a command ends the step.
 	Speaker string `json:"speaker,omitempty"`
 	// NodeList are the step's nodes as a host list ("n[1-3]"). NodeID is this node's place
 	// in it.

@@ -71,6 +71,9 @@ func (m *messages) sayCancelled(c *cause) {
 	if c.kind == byAbort && c.rank == nil {
 		m.say(c.reason)
 	}
+	if c.kind == byRequest && m.plan.Spec.Speaker != "" {
+		return // the daemon with a name of its own says it itself, when the command comes
+	}
 	why := ""
 	if c.kind == byTime {
 		why = " DUE TO TIME LIMIT"

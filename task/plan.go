@@ -236,6 +236,9 @@ func New(p *Plan, d Deps) *Step {
 // Record is a copy of the step's record as it is now.
 func (s *Step) Record() step.Record { return s.ledger.copy() }
 
+// PIDs lists the processes of the tasks.
+func (s *Step) PIDs() ([]int, error) { return s.d.Tracker.PIDs() }
+
 // Stat is the record with what the tasks have used until now, and what the
 // processes do.
 func (s *Step) Stat() step.Record {

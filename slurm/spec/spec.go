@@ -86,6 +86,7 @@ func ofBatch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 		out.Array = &step.ArrayTask{Job: b.ArrayJob, Task: b.ArrayTask}
 	}
 	out.RestartCount = uint32(b.Restarts)
+	out.Env = batchEnv(out.Env, s, c)
 	appends := b.OpenMode == openAppend
 	name := "slurm-%j.out"
 	if out.Array != nil {
@@ -117,7 +118,7 @@ func common(s *wire.Stream, c *slurmconf.Config, cred *wire.Cred, env []string, 
 		Container: "none", RunDir: s.Conf.Spool, Site: site(c), JobStarted: cred.Begin,
 	}
 	out.Schema = step.Schema
-	out.Env = environment(env)
+	out.Env = append(environment(env), topology(s.Conf)...)
 	out.OwnLimits, out.Umask = true, 0o022
 	for _, e := range out.Env {
 		switch name, value, _ := strings.Cut(e, "="); name {
@@ -150,21 +151,6 @@ func array(out *step.Spec, name, value string) {
 	} else {
 		out.Array.Task = uint32(n)
 	}
-}
-
-// environment is srun's, without what is srun's alone.
-func environment(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(e string) bool {
-		name, value, ok := strings.Cut(e, "=")
-		switch name {
-		case "SLURM_MPI_TYPE":
-			return value == "none"
-		// They are of srun's own servers of keys, which no task speaks to.
-		case "SLURM_PMI2_SRUN_PORT", "SLURM_PMI2_STEP_NODES", "SLURM_PMI2_PROC_MAPPING", "SLURM_PMIXP_ABORT_AGENT_PORT":
-			return true
-		}
-		return !ok || name == ""
-	})
 }
 
 // groups are all of the user's groups, the primary one included.

@@ -1,0 +1,171 @@
+package slurmstepd
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"stepd/eventlog"
+	"stepd/slurm/stdio"
+	"stepd/slurm/wire"
+	"stepd/step"
+	"stepd/step/launch"
+	"stepd/stepd/report"
+	"stepd/task"
+)
+
+// audience reports the step to srun and to the log.
+type audience struct {
+	d       *daemon
+	streams task.Streams
+	srun    *stdio.Streams // nil without srun
+	ends    *report.Ends
+	out     report.Output // a batch job's own output
+	// said are messages to srun, in their order; the channel closes with the step.
+	messages chan wire.Message
+	sent     chan struct{} // closed when all are sent
+	launched bool          // srun knows that the tasks run; only Run's goroutine uses it
+	// running is closed when the tasks run, or will not.
+	running chan struct{}
+	once    sync.Once
+}
+
+// messagesMax is how many messages wait for an srun that does not answer: a step has few,
+// since ends are told in groups.
+const messagesMax = 1024
+
+// trimAfter is how long a step runs before its memory is given back.
+const trimAfter = 300 * time.Millisecond
+
+func newAudience(d *daemon) (*audience, error) {
+	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{})}
+	a.ends = report.NewEnds(a.tellEnds)
+	l := d.stream.Launch
+	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
+		return a, nil
+	}
+	port := l.IOPorts[int(d.spec.NodeID)%len(l.IOPorts)]
+	a.srun = stdio.New(stdio.Config{
+		Release: d.stream.ClientRelease, Node: d.spec.NodeID, Server: netip.AddrPortFrom(l.Srun.Addr(), port), Key: l.Cred.Signature,
+		Ranks: d.plan.Ranks, UID: d.spec.User.UID, Streams: [3]step.Stream{d.spec.Stdin, d.spec.Stdout, d.spec.Stderr},
+		Lines: l.Flags&wire.FlagBuffered != 0, Log: a.Log,
+	})
+	a.streams = a.srun
+	return a, nil
+}
+
+// connect joins the tasks' streams to srun, beside the launch.
+func (a *audience) connect(ctx context.Context, st *task.Step) {
+	go a.send(ctx)
+	if a.srun == nil {
+		return
+	}
+	go func() {
+		err := a.srun.Open(ctx)
+		if err == nil {
+			err = a.srun.Attach(st)
+		}
+		if err != nil {
+			a.d.log.Error(err)
+			st.Cancel(err.Error())
+		}
+	}()
+}
+
+// send sends what is to go to srun, one message after the other.
+func (a *audience) send(ctx context.Context) {
+	defer close(a.sent)
+	for m := range a.messages {
+		a.d.peers.tellLauncher(ctx, m)
+	}
+}
+
+func (a *audience) tell(m wire.Message) {
+	if a.d.peers.launcher == "" {
+		return
+	}
+	select {
+	case a.messages <- m:
+	default:
+		a.d.log.Error("cannot report to srun: it does not answer")
+	}
+}
+
+func (a *audience) Say(line string) {
+	if a.srun != nil {
+		a.srun.Say(line)
+		return
+	}
+	a.out.Say(line)
+}
+
+func (a *audience) SayTo(f *os.File) { a.out.To(f) }
+
+func (a *audience) TaskExited(rank int, status step.ExitStatus) { a.ends.Add(rank, status) }
+
+func (a *audience) tellEnds(ranks []int, status step.ExitStatus) {
+	m := &wire.TaskExit{Step: a.d.id(), Status: uint32(status)}
+	for _, r := range ranks {
+		m.Ranks = append(m.Ranks, uint32(r))
+	}
+	a.tell(m)
+}
+
+func (a *audience) State(rec step.Record) {
+	if rec.State != step.Running || a.launched {
+		return
+	}
+	a.launched = true
+	defer a.settle()
+	m := &wire.LaunchResponse{Step: a.d.id(), Node: a.d.spec.NodeName}
+	for i := range rec.Tasks {
+		if t := &rec.Tasks[i]; t.PID != nil {
+			m.PIDs, m.Ranks = append(m.PIDs, uint32(*t.PID)), append(m.Ranks, uint32(t.Rank))
+		}
+	}
+	a.tell(m)
+	// The launch has left garbage that a long step need not carry.
+	time.AfterFunc(trimAfter, debug.FreeOSMemory)
+}
+
+func (a *audience) Progress(step.Record)               {}
+func (a *audience) Event(eventlog.Event)               {}
+func (a *audience) Hooks(eventlog.HookCalls)           {}
+func (a *audience) Log(l launch.LogLevel, text string) { logAt(a.d.log, l, text) }
+
+// settle says that what waits for the tasks need not wait any more.
+func (a *audience) settle() { a.once.Do(func() { close(a.running) }) }
+
+func (a *audience) isRunning() bool {
+	select {
+	case <-a.running:
+		return true
+	default:
+		return false
+	}
+}
+
+// launchFailed is the code for srun of a launch that did not come to its tasks
+// (ESLURMD_EXECVE_FAILED, slurm_errno.h).
+const launchFailed = 4020
+
+// finish sends srun the rest, and ends its streams.
+func (a *audience) finish(ctx context.Context, rec *step.Record) {
+	a.settle()
+	if !a.launched {
+		a.tell(&wire.LaunchResponse{Step: a.d.id(), Node: a.d.spec.NodeName, RC: launchFailed})
+	}
+	a.ends.Tell()
+	close(a.messages)
+	if a.srun != nil {
+		if err := a.srun.Close(ctx); err != nil {
+			a.d.log.Error(fmt.Errorf("cannot end srun's streams: %w", err))
+		}
+	}
+	<-a.sent
+	a.out.Close()
+}

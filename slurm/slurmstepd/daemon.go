@@ -1,0 +1,258 @@
+package slurmstepd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"os/user"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/slurm/munge"
+	"stepd/slurm/place"
+	"stepd/slurm/rpc"
+	"stepd/slurm/socket"
+	"stepd/slurm/spec"
+	"stepd/slurm/wire"
+	"stepd/slurmconf"
+	"stepd/step"
+	"stepd/step/launch"
+	stepwire "stepd/stepd/wire"
+	"stepd/task"
+)
+
+// daemon is one step under slurmd.
+type daemon struct {
+	stream *wire.Stream
+	conf   *slurmconf.Config
+	spec   *step.Spec
+	plan   *task.Plan
+	log    *logrus.Logger
+	file   *os.File // the log's, nil without one
+	caller *caller
+
+	place   *place.Place
+	peers   *peers
+	aud     *audience
+	st      *task.Step
+	socket  *socket.Server
+	verdict verdict
+	// silent: slurmctld starts the batch job anew, and this end is not reported.
+	silent atomic.Bool
+}
+
+// newDaemon makes all that a step needs, and starts nothing of it. After an error nothing of
+// the step is left.
+func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
+	d := &daemon{stream: s, caller: caller}
+	name := stepName(s)
+	setTitle("slurmstepd", "slurmstepd: ["+name+"]")
+	d.log, d.file = openLog(s.Conf.LogFile, name, s.Conf.Debug)
+	caller.log = func(text string) { d.log.Error(text) }
+	if d.conf, err = slurmconf.LoadSlurmd(cmp.Or(os.Getenv("SLURM_CONF"), s.Conf.ConfFile), s.Conf.Host, s.Conf.Node); err != nil {
+		return nil, err
+	}
+	if d.spec, err = spec.Of(s, d.conf); err != nil {
+		return nil, &refusal{unix.EINVAL, err}
+	}
+	// Every orphan of the step becomes our child, so that none is lost.
+	if err := linux.SetSubreaper(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+	defer cancel()
+	if d.place, err = place.Make(ctx, place.Config{
+		Spool: s.Conf.Spool, Node: s.Conf.Node, Site: d.conf, MemoryMB: s.Conf.RealMemory, Bindable: true,
+	}, d.spec); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.remove())
+		}
+	}()
+	if s.Batch != nil {
+		if err := writeScript(s.Conf, s.Batch, &d.spec.User); err != nil {
+			return nil, err
+		}
+	}
+	if d.plan, err = task.MakePlan(d.spec); err != nil {
+		return nil, &refusal{unix.EINVAL, err}
+	}
+	return d, d.wire()
+}
+
+// stepName is the step as users and logs write it: "12.0", "12.batch".
+func stepName(s *wire.Stream) string {
+	id := step.ID{Step: step.BatchStep}
+	if s.Batch != nil {
+		id.Job = s.Batch.Job
+	} else {
+		id = step.ID{Job: s.Launch.Step.Job, Step: s.Launch.Step.Step}
+	}
+	return id.Name()
+}
+
+// wire joins the step to its neighbours.
+func (d *daemon) wire() (err error) {
+	d.peers = d.newPeers()
+	if d.aud, err = newAudience(d); err != nil {
+		return err
+	}
+	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
+		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{},
+		OnMain: func(f func()) { onMain <- f },
+	})
+	if err != nil {
+		return err
+	}
+	return d.listen()
+}
+
+// newPeers finds the programs that the step is reported to.
+func (d *daemon) newPeers() *peers {
+	uid := d.spec.User.UID
+	p := &peers{
+		log: d.log, user: uid,
+		ctld: rpc.Client{Release: d.stream.Conf.Release, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout},
+		srun: rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout},
+		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: slurmUID(d.conf.Control.User),
+	}
+	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
+		p.launcher = fmt.Sprintf("%s:%d", bracket(l.Srun.Addr().String()), l.RespPorts[int(d.spec.NodeID)%len(l.RespPorts)])
+	}
+	return p
+}
+
+func bracket(addr string) string {
+	for _, c := range addr {
+		if c == ':' {
+			return "[" + addr + "]"
+		}
+	}
+	return addr
+}
+
+// id is the step's, as Slurm writes it.
+func (d *daemon) id() wire.StepID {
+	if d.stream.Launch != nil {
+		return d.stream.Launch.Step
+	}
+	id := d.stream.Batch.Cred.Step
+	id.Job, id.Step = d.stream.Batch.Job, step.BatchStep
+	return id
+}
+
+// slurmUID is the uid of SlurmUser. One that no file of this machine has is root's.
+func slurmUID(name string) uint32 {
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
+		return uint32(n)
+	}
+	if u, err := user.Lookup(name); err == nil {
+		if n, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
+			return uint32(n)
+		}
+	}
+	return 0
+}
+
+// run runs the step, whose start slurmd knows of, to its end.
+func (d *daemon) run() int {
+	if err := d.caller.detach(d.file); err != nil {
+		d.log.Error(err)
+	}
+	ctx, stop := untilSignalled()
+	defer stop()
+	d.aud.connect(ctx, d.st)
+	rec := d.st.Run(ctx)
+	d.aud.finish(ctx, &rec)
+	d.complete(ctx, &rec)
+	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
+		d.log.Error(err)
+		return 1
+	}
+	d.log.Debug("done")
+	return 0
+}
+
+// complete tells slurmctld that the step has ended here.
+func (d *daemon) complete(ctx context.Context, rec *step.Record) {
+	rc := uint32(d.verdict.status(rec))
+	if d.silent.Load() && d.stream.Batch != nil {
+		return
+	}
+	if d.stream.Batch != nil {
+		fault := uint32(0)
+		if rec.Drain != "" && rec.PluginCrash == nil {
+			fault = slurmError
+		}
+		d.peers.tellController(ctx, batchPatience, &wire.CompleteBatchScript{
+			Step: d.id(), RC: rc, Fault: fault, UID: d.spec.User.UID, Node: d.spec.NodeName,
+		})
+		return
+	}
+	d.peers.tellController(ctx, 0, &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc})
+}
+
+// slurmError is Slurm's SLURM_ERROR, as an error of a batch job's launch.
+const slurmError = 0xffffffff
+
+// batchPatience is how long slurmctld is asked again at the end of a batch job.
+const batchPatience = time.Hour
+
+// remove takes back what newDaemon has made.
+func (d *daemon) remove() error {
+	var errs []error
+	if d.stream.Batch != nil {
+		errs = append(errs, removeScript(d.stream.Conf, d.stream.Batch))
+	}
+	if d.socket != nil {
+		d.socket.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(cmp.Or(d.spec.UnkillableS, 60))*time.Second)
+	defer cancel()
+	return errors.Join(append(errs, d.place.Remove(ctx))...)
+}
+
+// untilSignalled ends with the first signal that ends this program.
+func untilSignalled() (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1) // the first one counts
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	go func() {
+		select {
+		case got := <-signals:
+			cancel(fmt.Errorf("slurmstepd got %s: the host goes down, or slurmstepd was stopped", unix.SignalName(got.(syscall.Signal))))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(signals)
+		cancel(nil)
+	}
+}
+
+// noOutput: no client watches the tasks.
+type noOutput struct{}
+
+func (noOutput) OpenTerminal() (int, error) {
+	return -1, errors.New("cannot make a terminal under slurmd")
+}
+func (noOutput) Drain()     {}
+func (noOutput) Used() bool { return false }
+
+// noStreams are the streams of a step without srun.
+type noStreams struct{}
+
+func (noStreams) Drain(time.Duration) []launch.Held { return nil }
+func (noStreams) Used() bool                        { return false }
+func (noStreams) Fill(*step.Record)                 {}

@@ -1,0 +1,165 @@
+package slurmstepd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/slurm/socket"
+	"stepd/slurm/wire"
+	"stepd/step"
+)
+
+// listen opens the step's socket: from then on slurmd counts the step as begun.
+func (d *daemon) listen() (err error) {
+	id := d.id()
+	cfg := socket.Config{
+		Release: d.stream.Conf.Release, Spool: d.stream.Conf.Spool, Node: d.stream.Conf.Node,
+		ID: step.ID{Job: id.Job, Step: id.Step}, SLUID: id.SLUID, Owner: d.spec.User.UID, SlurmUser: d.peers.slurmUser,
+		NodeID: d.spec.NodeID, Announces: d.spec.NodeID == 0,
+		JobMemoryMB: d.spec.JobMemoryMB, StepMemoryMB: d.spec.MemoryMB,
+		Running: d.aud.running, Log: func(line string) { d.log.Info(line) },
+	}
+	if id.HetComp != wire.NoVal {
+		cfg.Het = &id.HetComp
+	}
+	d.socket, err = socket.Listen(cfg, (*handler)(d))
+	return err
+}
+
+// handler is the step for the clients of its socket.
+type handler daemon
+
+func (h *handler) State() socket.State {
+	if !h.aud.isRunning() {
+		return socket.Starting
+	}
+	switch rec := h.st.Record(); rec.State {
+	case step.Starting:
+		return socket.Starting
+	case step.Running:
+		return socket.Running
+	}
+	return socket.Ending
+}
+
+func (h *handler) Signal(sig unix.Signal, to socket.Scope) error {
+	rec := h.st.Record()
+	ends := sig == unix.SIGTERM || sig == unix.SIGKILL
+	if rec.Suspended != nil && sig != unix.SIGKILL {
+		return socket.ErrSuspended
+	}
+	if ends {
+		h.verdict.kill(&rec)
+	}
+	if rec.State == step.Starting && ends {
+		h.end(sig)
+		return nil
+	}
+	switch to {
+	case socket.Leader:
+		return h.st.Signal(int(sig), step.ScopeLeader)
+	case socket.Group:
+		if len(rec.Tasks) == 0 || rec.Tasks[0].PID == nil || rec.Tasks[0].Status != nil {
+			return socket.ErrNotRunning
+		}
+		return unix.Kill(-*rec.Tasks[0].PID, sig)
+	}
+	if sig == unix.SIGKILL {
+		h.end(sig)
+		return nil
+	}
+	return h.st.Signal(int(sig), step.ScopeCgroup)
+}
+
+// end ends the step: its processes are killed where sig is SIGKILL, and else terminated.
+func (h *handler) end(sig unix.Signal) {
+	if err := h.st.Cancel("a command has sent it " + unix.SignalName(sig)); err != nil {
+		h.log.Error(err)
+	}
+	if sig != unix.SIGKILL {
+		return
+	}
+	// What hangs in the launch has no cgroup yet, and no process that runs for the user.
+	if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.aud.isRunning() {
+		h.log.Error(err)
+	}
+}
+
+func (h *handler) Cancel() {
+	rec := h.st.Record()
+	h.verdict.kill(&rec)
+	h.end(unix.SIGTERM)
+}
+
+func (h *handler) Abort() {
+	h.silent.Store(true)
+	h.Terminate()
+}
+
+func (h *handler) Terminate() {
+	rec := h.st.Record()
+	h.verdict.kill(&rec)
+	h.end(unix.SIGKILL)
+}
+
+func (h *handler) Suspend(by uint32) error {
+	if rec := h.st.Record(); rec.Suspended != nil {
+		return socket.ErrSuspended
+	}
+	return h.st.Suspend(by)
+}
+
+func (h *handler) Resume(by uint32) error {
+	if rec := h.st.Record(); rec.Suspended == nil {
+		return socket.ErrNotSuspended
+	}
+	return h.st.Resume(by)
+}
+
+func (h *handler) Tasks() []socket.Task {
+	rec := h.st.Record()
+	list := make([]socket.Task, len(rec.Tasks))
+	for i := range rec.Tasks {
+		t := &rec.Tasks[i]
+		list[i] = socket.Task{LocalID: uint32(t.LocalID), Rank: uint32(t.Rank), Status: t.Status}
+		if t.PID != nil {
+			list[i].PID = *t.PID
+		}
+	}
+	return list
+}
+
+func (h *handler) PIDs() []int {
+	pids, err := h.st.PIDs()
+	if err != nil {
+		h.log.Error(err)
+	}
+	return pids
+}
+
+// Usage is nil: what the tasks have used is reported with the end of the step.
+func (h *handler) Usage() (packed []byte, tasks int) { return nil, len(h.plan.Ranks) }
+
+// Reopen is for a log that was moved away.
+func (h *handler) Reopen() error {
+	if h.file == nil {
+		return nil
+	}
+	f, err := os.OpenFile(h.stream.Conf.LogFile, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot open slurmd's log anew: %w", err)
+	}
+	// In the place of the old one, and of what the runtime writes to.
+	defer f.Close()
+	return errors.Join(unix.Dup3(int(f.Fd()), int(h.file.Fd()), unix.O_CLOEXEC), unix.Dup3(int(f.Fd()), 2, 0))
+}
+
+func (h *handler) Say(line string) {
+	for l := range strings.Lines(line) {
+		h.aud.Say(h.spec.Speaker + ": error: " + strings.TrimRight(l, "\n"))
+	}
+}

@@ -1,0 +1,73 @@
+package slurmstepd
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/step/launch"
+)
+
+// logLine writes lines as Slurm's daemons do: time, step, level, text.
+type logLine struct{ step string }
+
+// Format implements logrus.Formatter.
+func (f logLine) Format(e *logrus.Entry) ([]byte, error) {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "[%s] [%s] ", e.Time.Format("2006-01-02T15:04:05.000"), f.step)
+	switch e.Level {
+	case logrus.InfoLevel:
+	case logrus.WarnLevel:
+		b.WriteString("warning: ")
+	default:
+		fmt.Fprintf(&b, "%s: ", e.Level)
+	}
+	b.WriteString(strings.ReplaceAll(e.Message, "\n", "\n    "))
+	b.WriteByte('\n')
+	return b.Bytes(), nil
+}
+
+// The levels of SlurmdDebug, as slurmd sends them (slurm.h).
+const (
+	levelInfo    = 3
+	levelVerbose = 4
+)
+
+// openLog logs to slurmd's file. Where there is none it is nil, and the log goes to what
+// the program has as its stderr.
+func openLog(path, step string, level uint32) (*logrus.Logger, *os.File) {
+	log := logrus.New()
+	log.SetFormatter(logLine{step})
+	switch {
+	case level < levelInfo:
+		log.SetLevel(logrus.ErrorLevel)
+	case level > levelVerbose:
+		log.SetLevel(logrus.DebugLevel)
+	}
+	if path == "" {
+		return log, nil
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		log.Errorf("cannot open slurmd's log: %v", err)
+		return log, nil
+	}
+	log.SetOutput(f)
+	return log, f
+}
+
+func logAt(log *logrus.Logger, level launch.LogLevel, text string) {
+	switch level {
+	case launch.LogError, launch.LogSpank:
+		log.Error(text)
+	case launch.LogWarning:
+		log.Warn(text)
+	case launch.LogInfo:
+		log.Info(text)
+	default:
+		log.Debug(text)
+	}
+}

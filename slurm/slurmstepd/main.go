@@ -1,0 +1,165 @@
+// Package slurmstepd is slurmstepd: the step daemon that slurmd starts for each step, in
+// place of Slurm's own (slurmd -d). It reads the step from slurmd, runs it as package task
+// does under noded as well, serves srun's streams and the step's socket, and reports the
+// step's end to slurmctld. Main is all of the program.
+package slurmstepd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/build"
+	"stepd/slurm/wire"
+)
+
+// answerWithin is how long slurmd waits for the answer: a thread of its own hangs while it
+// does, for ever if need be. A start that takes longer is given up.
+const answerWithin = 20 * time.Second
+
+// Main is the program; it does not return.
+func Main() {
+	// The host's parent-death signal fires when the thread ends that forked it (prctl(2)):
+	// only the main thread lives as long as the process.
+	runtime.LockOSThread()
+	runtime.GOMAXPROCS(1) // the others belong to the tasks
+	if len(os.Args) == 2 && (os.Args[1] == "--version" || os.Args[1] == "-V") {
+		fmt.Println(build.Line())
+		os.Exit(0)
+	}
+	if len(os.Args) > 1 {
+		os.Exit(mode(os.Args[1:]))
+	}
+	done := make(chan int)
+	go func() { done <- runStep() }()
+	for {
+		select {
+		case f := <-onMain:
+			f()
+		case code := <-done:
+			os.Exit(code)
+		}
+	}
+}
+
+// onMain hands work to the main thread.
+var onMain = make(chan func())
+
+// mode runs what slurmd asks of the program by its arguments.
+func mode(args []string) int {
+	fmt.Fprintf(os.Stderr, "slurmstepd: cannot do %q: slurmd starts this program, see slurm.conf(5), slurmd -d\n", args[0])
+	return 1
+}
+
+// runStep is one step. It returns the exit code of the program.
+func runStep() int {
+	caller := newCaller(os.Stdin, os.Stdout)
+	d, err := prepare(caller)
+	if err != nil {
+		caller.refuse(err)
+		return 1
+	}
+	if err := caller.answer(0); err != nil {
+		d.log.Error(err) // slurmd has died: its next start finds the step by its socket
+	}
+	return d.run()
+}
+
+// prepare is all that comes before slurmd's answer.
+func prepare(caller *caller) (*daemon, error) {
+	// What slurmd was started with is neither the host's nor a task's.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("cannot keep descriptors from the tasks: close_range: %w (Linux 5.11 or newer is needed)", err)
+	}
+	// What slurmd sends is in our memory, and no other process's.
+	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	s, err := wire.ReadStream(caller.in)
+	if err != nil {
+		return nil, &refusal{unix.EINVAL, err}
+	}
+	return newDaemon(s, caller)
+}
+
+// refusal is an error with the number that slurmd passes on to srun.
+type refusal struct {
+	code syscall.Errno
+	err  error
+}
+
+func (r *refusal) Error() string { return r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+// caller is slurmd, which waits for one number.
+type caller struct {
+	in, out *os.File
+	once    sync.Once
+	timer   *time.Timer
+	log     func(string) // where errors go: known once the step's log is
+}
+
+func newCaller(in, out *os.File) *caller {
+	c := &caller{in: in, out: out, log: func(string) {}}
+	c.timer = time.AfterFunc(answerWithin, func() {
+		c.refuse(&refusal{unix.ETIMEDOUT, fmt.Errorf("cannot start the step within %v", answerWithin)})
+		os.Exit(1)
+	})
+	return c
+}
+
+// refuse tells slurmd that there is no step, and why.
+func (c *caller) refuse(err error) {
+	c.log(err.Error())
+	code := unix.EIO
+	var number syscall.Errno
+	if errors.As(err, &number) {
+		code = number
+	}
+	if r, ok := errors.AsType[*refusal](err); ok {
+		code = r.code
+	}
+	if err := c.answer(int32(code)); err != nil {
+		c.log(err.Error())
+	}
+}
+
+// answer tells slurmd the number, and waits for its acknowledgement. Only the first one counts.
+func (c *caller) answer(code int32) (err error) {
+	c.once.Do(func() {
+		c.timer.Stop()
+		if _, err = c.out.Write(binary.NativeEndian.AppendUint32(nil, uint32(code))); err != nil {
+			err = fmt.Errorf("cannot answer slurmd: %w", err)
+			return
+		}
+		if _, err = io.ReadFull(c.in, make([]byte, 4)); err != nil {
+			err = fmt.Errorf("cannot read slurmd's acknowledgement: %w", err)
+		}
+	})
+	return err
+}
+
+// detach gives up slurmd's pipes: nothing more passes there.
+func (c *caller) detach(log *os.File) error {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cannot leave slurmd's pipes: open %q: %w", os.DevNull, err)
+	}
+	defer unix.Close(null)
+	for fd := range 2 {
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return fmt.Errorf("cannot leave slurmd's pipes: %w", err)
+		}
+	}
+	if log != nil {
+		return unix.Dup3(int(log.Fd()), 2, 0) // the runtime's last words go there
+	}
+	return nil
+}

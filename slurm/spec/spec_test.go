@@ -1,0 +1,208 @@
+package spec
+
+import (
+	"encoding/json"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"stepd/slurm/wire"
+	"stepd/slurmconf"
+	"stepd/step"
+)
+
+func conf() *wire.Conf {
+	return &wire.Conf{Release: wire.V2205, Host: "n2", Node: "n2", Threads: 2, BlockMap: []uint16{0, 2, 1, 3}, Spool: "/spool"}
+}
+
+// launch is what slurmd says of `srun -n2` on the second of a job's two nodes, with two
+// cores of two threads each.
+func launch() *wire.Stream {
+	bits := []bool{true, true, false, true}
+	return &wire.Stream{
+		Conf: conf(), ClientRelease: wire.V2205, MPIType: "none",
+		Launch: &wire.Launch{
+			Step: wire.StepID{Job: 7, Step: 3, HetComp: wire.NoVal}, Tasks: 2, Nodes: 1, CPUsPerTask: 0xfffe,
+			Ranks: [][]uint32{{0, 1}}, Srun: netip.MustParseAddrPort("10.0.0.9:0"), Hosts: "n2",
+			Env: []string{"A=1", "SLURM_UMASK=0077", "SLURM_MPI_TYPE=none", "SLURM_JOB_NAME=x", "SLURM_PMI2_SRUN_PORT=5", "no variable"},
+			Dir: "/work", Argv: []string{"prog", "a"}, Flags: wire.FlagBuffered,
+			Cred: &wire.Cred{
+				UID: 1000, GID: 100, Name: "u", GIDs: []uint32{4}, JobHosts: "n[1-2]", JobNodes: 2,
+				JobCores: bits, StepCores: []bool{false, false, false, true}, Shape: wire.Shape{{Cores: 2, Sockets: 1, Nodes: 2}},
+			},
+		},
+	}
+}
+
+func site1(t *testing.T) *slurmconf.Config {
+	t.Helper()
+	c, err := slurmconf.LoadSlurmd("", "n2", "n2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestOfLaunch(t *testing.T) {
+	s, err := Of(launch(), site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"A=1", "SLURM_UMASK=0077", "SLURM_JOB_NAME=x"}; !slices.Equal(s.Env, want) {
+		t.Errorf("the environment is %q", s.Env)
+	}
+	if s.ID != (step.ID{Job: 7, Step: 3}) || s.NTasks != 2 || s.CPUsPerTask != 1 || s.Umask != 0o077 || s.JobName != "x" || s.MPI != "" {
+		t.Errorf("got %+v", s)
+	}
+	if s.User.Name != "u" || !slices.Equal(s.User.Groups, []uint32{100, 4}) {
+		t.Errorf("the user is %+v", s.User)
+	}
+	// Cores 0 and 1 of this node; core 1 has the abstract CPUs 2 and 3, the machine's 1 and 3.
+	if s.JobCPUs != "1,3" || s.CPUs != "1,3" || s.NCPUs != 2 {
+		t.Errorf("the job has CPUs %q, the step %q (%d)", s.JobCPUs, s.CPUs, s.NCPUs)
+	}
+	if s.Layout != nil || s.LaunchAddr != "10.0.0.9" || s.Speaker != "slurmstepd-n2" || !s.EnvComplete || s.RunDir != "/spool" {
+		t.Errorf("got layout %v, address %q, speaker %q", s.Layout, s.LaunchAddr, s.Speaker)
+	}
+	if s.KillWaitS != 30 || s.Stdout.Kind != step.StreamClient {
+		t.Errorf("KillWait is %d, stdout %+v", s.KillWaitS, s.Stdout)
+	}
+}
+
+func TestStreams(t *testing.T) {
+	null, client := step.Stream{Kind: step.StreamNull}, step.Stream{Kind: step.StreamClient}
+	for _, tt := range []struct {
+		out, err string
+		mode     uint8
+		want     [2]step.Stream
+	}{
+		{"", "", 0, [2]step.Stream{client, client}},
+		{"/dev/null", "", 0, [2]step.Stream{null, client}},
+		{"1", "", 0, [2]step.Stream{{Kind: step.StreamClient, Rank: new(1)}, client}},
+		{"o.%t", "o.%t", 0, [2]step.Stream{{Kind: step.StreamFile, Pattern: "o.%t"}, {Kind: step.StreamSame}}},
+		{"o.%t", "e.%t", openAppend, [2]step.Stream{{Kind: step.StreamFile, Pattern: "o.%t", Append: true}, {Kind: step.StreamFile, Pattern: "e.%t", Append: true}}},
+	} {
+		l := launch()
+		l.Launch.Out, l.Launch.Err, l.Launch.OpenMode = tt.out, tt.err, tt.mode
+		s, err := Of(l, site1(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]step.Stream{s.Stdout, s.Stderr}; !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%q and %q are %+v", tt.out, tt.err, got)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	l := launch()
+	l.Launch.Options = []wire.SpankOption{{Name: "opt:plug", Value: "v", HasValue: true}, {Name: "flag:plug"}}
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []step.SpankOption{{Plugin: "plug", Name: "opt", Value: []byte("v")}, {Plugin: "plug", Name: "flag"}}; !reflect.DeepEqual(s.SpankOptions, want) {
+		t.Errorf("got %+v", s.SpankOptions)
+	}
+	l.Launch.Options[0].Name = "opt"
+	if _, err := Of(l, site1(t)); err == nil {
+		t.Error("an option without a plugin was taken")
+	}
+}
+
+func TestLayout(t *testing.T) {
+	l := launch()
+	l.Launch.Nodes, l.Launch.Tasks, l.Launch.Hosts, l.Launch.Ranks = 2, 4, "n[1-2]", [][]uint32{{0, 2}, {1, 3}}
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.NodeID != 1 || s.NodeCount() != 2 || !slices.Equal(s.LocalRanks(), []int{1, 3}) {
+		t.Errorf("node %d of %d has ranks %v", s.NodeID, s.NodeCount(), s.LocalRanks())
+	}
+	for _, bad := range []func(*wire.Launch){
+		func(l *wire.Launch) { l.Hosts = "n[3-4]" },
+		func(l *wire.Launch) { l.Hosts = "n[1-3]" },
+		func(l *wire.Launch) { l.Hosts = "n[" },
+		func(l *wire.Launch) { l.Tasks = 5 },
+	} {
+		m := launch()
+		m.Launch.Nodes, m.Launch.Tasks, m.Launch.Hosts, m.Launch.Ranks = 2, 4, "n[1-2]", [][]uint32{{0, 2}, {1, 3}}
+		bad(m.Launch)
+		if _, err := Of(m, site1(t)); err == nil {
+			t.Errorf("a step of nodes %q with %d tasks was taken", m.Launch.Hosts, m.Launch.Tasks)
+		}
+	}
+}
+
+func TestMultiProg(t *testing.T) {
+	l := launch()
+	l.Launch.Flags |= wire.FlagMultiProg
+	l.Launch.Argv = []string{"mp.conf", "0 echo zero\n1 echo %t\n"}
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Apps) != 2 || string(s.Apps[1].Argv[1]) != "%t" || s.Argv[0] != "echo" {
+		t.Errorf("got %+v", s.Apps)
+	}
+	l.Launch.Argv[1] = "0 echo 'x\n"
+	if _, err := Of(l, site1(t)); err == nil || !strings.Contains(err.Error(), "mp.conf") {
+		t.Errorf("an open quote gives %v", err)
+	}
+}
+
+func TestBinding(t *testing.T) {
+	l := launch()
+	l.Launch.CPUBindFlags, l.Launch.CPUBind = cpuMask|cpuVerbose|cpuCores, "0x1,0x2"
+	l.Launch.MemBindFlags = memLocal | memPrefer
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _ := json.Marshal(s.Binding)
+	if want := `{"cpu":{"verbosity":"verbose","kind":"mask_cpu","list":"0x1,0x2"},"mem":{"verbosity":"quiet","kind":"local","prefer":true},"distribution":{}}`; strings.ReplaceAll(string(got), `,"distribution":{}`, "") != strings.ReplaceAll(want, `,"distribution":{}`, "") {
+		t.Errorf("the binding is %s", got)
+	}
+}
+
+func TestOfBatch(t *testing.T) {
+	b := &wire.Batch{
+		Job: 9, ArrayJob: 8, ArrayTask: 2, Tasks: 4, Hosts: "n2", Dir: "/w", In: "/dev/null", Argv: []string{"s.sh", "x"}, Env: []string{"A=1"},
+		Restarts: 1, Cred: &wire.Cred{UID: 5, GID: 6, JobHosts: "n2", Shape: wire.Shape{{Cores: 1, Sockets: 1, Nodes: 1}}, JobCores: []bool{true}},
+	}
+	s, err := Of(&wire.Stream{Conf: conf(), Batch: b}, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.ID != (step.ID{Job: 9, Step: step.BatchStep}) || s.Array.Job != 8 || s.Array.Task != 2 || s.RestartCount != 1 || !s.Unattended {
+		t.Errorf("got %+v", s)
+	}
+	if want := []string{"/spool/job00009/slurm_script", "x"}; !slices.Equal(s.Argv, want) {
+		t.Errorf("it runs %q", s.Argv)
+	}
+	if s.Stdin.Kind != step.StreamNull || s.Stdout.Pattern != "slurm-%A_%a.out" || s.Stderr.Kind != step.StreamSame {
+		t.Errorf("the streams are %+v %+v %+v", s.Stdin, s.Stdout, s.Stderr)
+	}
+	b.ArrayTask, b.Out, b.Err, b.OpenMode = wire.NoVal, "o", "e", openAppend
+	if s, err = Of(&wire.Stream{Conf: conf(), Batch: b}, site1(t)); err != nil {
+		t.Fatal(err)
+	}
+	if s.Array != nil || s.Stdout.Pattern != "o" || !s.Stderr.Append || s.Stderr.Pattern != "e" {
+		t.Errorf("the streams are %+v %+v", s.Stdout, s.Stderr)
+	}
+}
+
+func TestExtern(t *testing.T) {
+	l := launch()
+	l.Launch.Step.Step, l.Launch.Argv, l.Launch.Out, l.Launch.Err, l.Launch.In = step.ExternStep, nil, "/dev/null", "/dev/null", "/dev/null"
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Argv) != 2 || !s.Unattended || s.Stdout.Kind != step.StreamNull {
+		t.Errorf("got %+v", s.Request)
+	}
+}
