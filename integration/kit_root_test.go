@@ -59,6 +59,7 @@ func TestRootInstalledKit(t *testing.T) {
 func (in installed) layout(t *testing.T) {
 	for name, mode := range map[string]os.FileMode{
 		"sbin/noded": 0o755, "bin/stepctl": 0o755, "libexec/stepd/stepd": 0o755, "libexec/stepd/spankhost": 0o755, "libexec/stepd/stepkeeper": 0o755,
+		"libexec/stepd/slurmstepd": 0o755, "share/man/man7/stepd-slurm.7": 0o644,
 		"lib/systemd/system/noded.service": 0o644, "share/man/man8/noded.8": 0o644, "share/man/man1/stepctl.1": 0o644, "share/man/man7/stepd-spank.7": 0o644,
 		"share/bash-completion/completions/stepctl": 0o644, "share/zsh/site-functions/_stepctl": 0o644, "share/fish/vendor_completions.d/stepctl.fish": 0o644,
 		"include/stepd/slurm/spank.h": 0o644, "share/pkgconfig/stepd-spank.pc": 0o644,
