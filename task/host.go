@@ -67,6 +67,13 @@ type hostProcess struct {
 	}
 }
 
+// isHost reports whether a process is the host. Any goroutine may call it.
+func (h *hostProcess) isHost(pid int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return pid == h.pid
+}
+
 func newHostProcess(p *Plan, d *Deps, m *messages, l *ledger, c *causes, b *killBudget) *hostProcess {
 	return &hostProcess{
 		plan: p, tracker: d.Tracker, accounting: d.Accounting, messages: m, ledger: l, causes: c, budget: b, monoBase: d.Now().UnixNano() - int64(linux.Uptime()),

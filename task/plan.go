@@ -236,8 +236,12 @@ func New(p *Plan, d Deps) *Step {
 // Record is a copy of the step's record as it is now.
 func (s *Step) Record() step.Record { return s.ledger.copy() }
 
-// PIDs lists the processes of the tasks.
-func (s *Step) PIDs() ([]int, error) { return s.d.Tracker.PIDs() }
+// PIDs lists the processes of the tasks. The host, which may live among them for the first
+// milliseconds, is none.
+func (s *Step) PIDs() ([]int, error) {
+	pids, err := s.d.Tracker.PIDs()
+	return slices.DeleteFunc(pids, s.host.isHost), err
+}
 
 // Stat is the record with what the tasks have used until now, and what the
 // processes do.

@@ -1,0 +1,140 @@
+package slurmstepd
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+)
+
+// TestMain lets the test's program be slurmstepd, and one that shows its title.
+func TestMain(m *testing.M) {
+	switch os.Getenv("SLURMSTEPD_TEST") {
+	case "step":
+		os.Args = os.Args[:1]
+		Main()
+	case "title":
+		setTitle("slurmstepd", "slurmstepd: [12.0]")
+		fmt.Println("ready", os.Getenv("HOME"))
+		io.ReadAll(os.Stdin)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func self(t *testing.T, as string) *exec.Cmd {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path)
+	cmd.Env = append(os.Environ(), "SLURMSTEPD_TEST="+as, "HOME=/home/x")
+	return cmd
+}
+
+// A stream that is none is answered with an error number, and the program ends.
+func TestBadStream(t *testing.T) {
+	for name, in := range map[string][]byte{
+		"nothing": nil, "cut": {8, 0, 0, 0, 0x26}, "another release": append([]byte{2, 0, 0, 0}, 0x77, 0),
+		"a long one": {0xff, 0xff, 0xff, 0x7f},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := self(t, "step")
+			cmd.Stdin = bytes.NewReader(in)
+			out, err := cmd.Output()
+			if len(out) != 4 || syscall.Errno(binary.NativeEndian.Uint32(out)) != syscall.EINVAL {
+				t.Errorf("slurmd reads %v", out)
+			}
+			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+}
+
+// A caller that gets its answer once, whatever follows.
+func TestAnswerOnce(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ack, acked, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer ack.Close()
+	acked.Write(make([]byte, 4))
+	c := newCaller(ack, w)
+	if err := c.answer(0); err != nil {
+		t.Fatal(err)
+	}
+	c.refuse(errors.New("too late"))
+	w.Close()
+	if b, _ := io.ReadAll(r); !slices.Equal(b, make([]byte, 4)) {
+		t.Errorf("slurmd reads %v", b)
+	}
+}
+
+func TestTitle(t *testing.T) {
+	cmd := self(t, "title")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	line := make([]byte, 32)
+	n, _ := out.Read(line)
+	if got := string(line[:n]); got != "ready /home/x\n" {
+		t.Errorf("the program says %q: its environment is lost", got)
+	}
+	proc := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
+	title, _ := os.ReadFile(proc + "cmdline")
+	comm, _ := os.ReadFile(proc + "comm")
+	if got := strings.TrimRight(string(title), "\x00"); got != "slurmstepd: [12.0]" || string(comm) != "slurmstepd\n" {
+		t.Errorf("the title is %q, the name %q", got, comm)
+	}
+}
+
+func TestLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	log, f := openLog(path, "12.0", levelInfo)
+	defer f.Close()
+	log.Info("one\ntwo")
+	log.Error("bad")
+	log.Debug("not asked for")
+	log.Log(logrus.WarnLevel, "careful")
+	b, _ := os.ReadFile(path)
+	lines := strings.Split(string(b), "\n")
+	if len(lines) != 5 {
+		t.Fatalf("the log is %q", b)
+	}
+	for i, want := range []string{"[12.0] one", "    two", "[12.0] error: bad", "[12.0] warning: careful"} {
+		if !strings.HasSuffix(lines[i], want) {
+			t.Errorf("line %d is %q", i, lines[i])
+		}
+	}
+	if _, err := time.Parse("2006-01-02T15:04:05.000", lines[0][1:24]); err != nil {
+		t.Error(err)
+	}
+}
