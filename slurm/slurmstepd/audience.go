@@ -81,6 +81,7 @@ func (a *audience) send(ctx context.Context) {
 	defer close(a.sent)
 	for m := range a.messages {
 		a.d.peers.tellLauncher(ctx, m)
+		a.d.markSent(m)
 	}
 }
 

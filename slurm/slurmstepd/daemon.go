@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
@@ -41,6 +42,7 @@ type daemon struct {
 	caller *caller
 
 	place   *place.Place
+	keeper  *keeper.Keeper // nil where none could be started
 	peers   *peers
 	aud     *audience
 	st      *task.Step
@@ -109,7 +111,7 @@ func (d *daemon) wire() (err error) {
 		return err
 	}
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
-		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{},
+		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{}, Guard: d.guard,
 		OnMain: func(f func()) { onMain <- f },
 	})
 	if err != nil {
@@ -173,9 +175,13 @@ func (d *daemon) run() int {
 	ctx, stop := untilSignalled()
 	defer stop()
 	d.aud.connect(ctx, d.st)
+	swept := make(chan struct{})
+	go d.sweep(swept)
 	rec := d.st.Run(ctx)
 	d.aud.finish(ctx, &rec)
 	d.complete(ctx, &rec)
+	d.mark(markComplete)
+	<-swept
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
 		d.log.Error(err)
 		return 1
@@ -220,7 +226,29 @@ func (d *daemon) remove() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(cmp.Or(d.spec.UnkillableS, 60))*time.Second)
 	defer cancel()
-	return errors.Join(append(errs, d.place.Remove(ctx))...)
+	errs = append(errs, d.place.Remove(ctx))
+	if d.keeper != nil {
+		d.keeper.Done()
+	}
+	return errors.Join(errs...)
+}
+
+// sweepPatience bounds the sweep: it must not hold up the end of this step.
+const sweepPatience = time.Second
+
+// sweep kills what dead step daemons and their dead keepers have left, once the launch is over.
+func (d *daemon) sweep(done chan<- struct{}) {
+	defer close(done)
+	<-d.aud.running
+	ctx, cancel := context.WithTimeout(context.Background(), sweepPatience)
+	defer cancel()
+	swept, err := d.place.Sweep(ctx)
+	for _, id := range swept {
+		d.log.Warnf("killed what the dead step daemon of step %s has left", id.Name())
+	}
+	if err != nil {
+		d.log.Error(err)
+	}
 }
 
 // untilSignalled ends with the first signal that ends this program.

@@ -13,8 +13,8 @@ import (
 	"stepd/step"
 )
 
-// listen opens the step's socket: from then on slurmd counts the step as begun.
-func (d *daemon) listen() (err error) {
+// socketConfig is what the step's socket says.
+func (d *daemon) socketConfig() socket.Config {
 	id := d.id()
 	cfg := socket.Config{
 		Release: d.stream.Conf.Release, Spool: d.stream.Conf.Spool, Node: d.stream.Conf.Node,
@@ -26,7 +26,12 @@ func (d *daemon) listen() (err error) {
 	if id.HetComp != wire.NoVal {
 		cfg.Het = &id.HetComp
 	}
-	d.socket, err = socket.Listen(cfg, (*handler)(d))
+	return cfg
+}
+
+// listen opens the step's socket: from then on slurmd counts the step as begun.
+func (d *daemon) listen() (err error) {
+	d.socket, err = socket.Listen(d.socketConfig(), (*handler)(d))
 	return err
 }
 
@@ -97,6 +102,9 @@ func (h *handler) Cancel() {
 
 func (h *handler) Abort() {
 	h.silent.Store(true)
+	if h.stream.Batch != nil {
+		(*daemon)(h).mark(markComplete) // nor does the orphan report it
+	}
 	h.Terminate()
 }
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/build"
+	"stepd/slurm/keeper"
 	"stepd/slurm/wire"
 )
 
@@ -56,6 +57,9 @@ var onMain = make(chan func())
 
 // mode runs what slurmd asks of the program by its arguments.
 func mode(args []string) int {
+	if args[0] == keeper.Orphan {
+		return endOrphan()
+	}
 	fmt.Fprintf(os.Stderr, "slurmstepd: cannot do %q: slurmd starts this program, see slurm.conf(5), slurmd -d\n", args[0])
 	return 1
 }
@@ -68,6 +72,7 @@ func runStep() int {
 		caller.refuse(err)
 		return 1
 	}
+	d.mark(markAnswered)
 	if err := caller.answer(0); err != nil {
 		d.log.Error(err) // slurmd has died: its next start finds the step by its socket
 	}

@@ -1,0 +1,147 @@
+package slurmstepd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/quickjson"
+	"stepd/proctrack"
+	"stepd/slurm/keeper"
+	"stepd/slurm/wire"
+	"stepd/step"
+)
+
+// orphan ends a step whose daemon has died: the keeper has become this program. What it does
+// does not depend on what has been done before.
+type orphan struct {
+	will   will
+	estate *keeper.Estate
+	log    *logrus.Logger
+	peers  *peers
+}
+
+// endOrphan is the program, run by stepkeeper. It returns the exit code.
+func endOrphan() int {
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		fmt.Fprintln(os.Stderr, "slurmstepd:", err)
+		return 1
+	}
+	e, err := keeper.Inherited()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "slurmstepd:", err)
+		return 1
+	}
+	o := &orphan{estate: e}
+	if err := quickjson.Unmarshal(e.Will, &o.will); err != nil {
+		fmt.Fprintln(os.Stderr, "slurmstepd: cannot parse what the step daemon has left:", err)
+		return 1
+	}
+	setTitle("slurmstepd", "slurmstepd: ["+o.will.Name+"]")
+	o.log, _ = openLog(o.will.LogFile, o.will.Name, o.will.Debug)
+	o.peers = o.will.peers(o.log)
+	return o.run()
+}
+
+// orphanPatience is how long srun and slurmctld wait for the end of the step's processes:
+// SIGKILL is a matter of milliseconds, for all but processes in uninterruptible sleep.
+const orphanPatience = 500 * time.Millisecond
+
+func (o *orphan) run() int {
+	o.log.Errorf("the step daemon has died: the step's processes are killed, and its end is reported (the kernel's log says whether memory was short)")
+	brief, cancel := context.WithTimeout(context.Background(), orphanPatience)
+	killErr := o.kill(brief)
+	cancel()
+	o.clean()
+	ctx := context.Background()
+	var reports sync.WaitGroup
+	if o.estate.Marked(markAnswered) { // else slurmd reports that the launch has failed
+		reports.Go(func() { o.reportSrun(ctx) })
+		reports.Go(func() { o.reportController(ctx) })
+	}
+	if killErr != nil {
+		o.log.Error(killErr)
+		long, cancel := context.WithTimeout(ctx, time.Duration(cmp.Or(o.will.UnkillableS, 60))*time.Second)
+		defer cancel()
+		killErr = o.kill(long)
+	}
+	reports.Wait()
+	if killErr != nil {
+		o.log.Error(killErr)
+		return 1
+	}
+	return 0
+}
+
+// kill kills all of the step, waits for its end and removes its cgroups.
+func (o *orphan) kill(ctx context.Context) error {
+	w := &o.will
+	id := step.ID{Job: w.Step.Job, Step: w.Step.Step}
+	if w.Cgroups.Dir == "" {
+		return proctrack.KillSession(ctx, proctrack.Process{PID: w.Session, Start: w.Started}, nil)
+	}
+	root, err := proctrack.RootOf(id, w.Cgroups)
+	if err != nil {
+		return err
+	}
+	if err := root.KillStep(ctx, id); err != nil {
+		return err
+	}
+	if err := root.RemoveJob(id.Job); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return nil
+}
+
+// clean removes the step's files: slurmd takes a socket for a step.
+func (o *orphan) clean() {
+	for _, path := range o.will.Remove {
+		err := os.Remove(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
+		}
+	}
+}
+
+// killed is the status of what the keeper has killed.
+var killed = step.SignaledBy(unix.SIGKILL)
+
+// reportSrun tells srun what it has not been told yet.
+func (o *orphan) reportSrun(ctx context.Context) {
+	if !o.estate.Marked(markLaunched) {
+		o.peers.tellLauncher(ctx, &wire.LaunchResponse{Step: o.will.Step, Node: o.will.Node, RC: launchFailed})
+		return
+	}
+	m := &wire.TaskExit{Step: o.will.Step, Status: uint32(killed)}
+	for local, rank := range o.will.Ranks {
+		if !o.estate.Marked(markRanks + local) {
+			m.Ranks = append(m.Ranks, uint32(rank))
+		}
+	}
+	if len(m.Ranks) > 0 {
+		o.peers.tellLauncher(ctx, m)
+	}
+}
+
+// reportController tells slurmctld that the step has ended.
+func (o *orphan) reportController(ctx context.Context) {
+	w := &o.will
+	switch {
+	case o.estate.Marked(markComplete):
+	case w.Batch:
+		o.peers.tellController(ctx, batchPatience, &wire.CompleteBatchScript{
+			Step: w.Step, RC: uint32(killed), UID: w.User, Node: w.Node,
+		})
+	default:
+		o.peers.tellController(ctx, 0, &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: uint32(killed)})
+	}
+}
