@@ -154,11 +154,20 @@ func (a *audience) isRunning() bool {
 // (ESLURMD_EXECVE_FAILED, slurm_errno.h).
 const launchFailed = 4020
 
+// failedLaunch names all tasks: srun takes them as ended, and waits for the others.
+func failedLaunch(id wire.StepID, node string, rec *step.Record) *wire.LaunchResponse {
+	m := &wire.LaunchResponse{Step: id, Node: node, RC: launchFailed}
+	for i := range rec.Tasks {
+		m.PIDs, m.Ranks = append(m.PIDs, 0), append(m.Ranks, uint32(rec.Tasks[i].Rank))
+	}
+	return m
+}
+
 // finish sends srun the rest, and ends its streams.
 func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	a.settle()
 	if !a.launched {
-		a.tell(&wire.LaunchResponse{Step: a.d.id(), Node: a.d.spec.NodeName, RC: launchFailed})
+		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, rec))
 	}
 	a.ends.Tell()
 	close(a.messages)
