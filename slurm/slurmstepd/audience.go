@@ -163,6 +163,9 @@ func failedLaunch(id wire.StepID, node string, rec *step.Record) *wire.LaunchRes
 	return m
 }
 
+// streamsPatience is how long an srun that stands still is waited for, as in Slurm.
+const streamsPatience = 300 * time.Second
+
 // finish sends srun the rest, and ends its streams.
 func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	a.settle()
@@ -172,6 +175,8 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	a.ends.Tell()
 	close(a.messages)
 	if a.srun != nil {
+		ctx, cancel := context.WithTimeout(ctx, streamsPatience)
+		defer cancel()
 		if err := a.srun.Close(ctx); err != nil {
 			a.d.log.Error(fmt.Errorf("cannot end srun's streams: %w", err))
 		}

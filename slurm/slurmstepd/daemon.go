@@ -174,12 +174,14 @@ func (d *daemon) run() int {
 	}
 	ctx, stop := untilSignalled()
 	defer stop()
-	d.aud.connect(ctx, d.st)
+	// What ends the step, a SIGTERM to this program as well, is reported in any case.
+	report := context.WithoutCancel(ctx)
+	d.aud.connect(report, d.st)
 	swept := make(chan struct{})
 	go d.sweep(swept)
 	rec := d.st.Run(ctx)
-	d.aud.finish(ctx, &rec)
-	d.complete(ctx, &rec)
+	d.aud.finish(report, &rec)
+	d.complete(report, &rec)
 	d.mark(markComplete)
 	<-swept
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
