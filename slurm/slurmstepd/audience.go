@@ -52,6 +52,7 @@ func newAudience(d *daemon) (*audience, error) {
 	a.srun = stdio.New(stdio.Config{
 		Release: d.stream.ClientRelease, Node: d.spec.NodeID, Server: netip.AddrPortFrom(l.Srun.Addr(), port), Key: l.Cred.Signature,
 		Ranks: d.plan.Ranks, UID: d.spec.User.UID, Streams: [3]step.Stream{d.spec.Stdin, d.spec.Stdout, d.spec.Stderr},
+		Files: d.files, Opener: stdio.Opener{User: d.spec.User, Umask: d.spec.Umask}, Tasks: d.spec.NTasks, Speaker: d.spec.Speaker,
 		Lines: l.Flags&wire.FlagBuffered != 0, Log: a.Log,
 	})
 	a.streams = a.srun

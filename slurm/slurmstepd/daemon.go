@@ -23,6 +23,7 @@ import (
 	"stepd/slurm/rpc"
 	"stepd/slurm/socket"
 	"stepd/slurm/spec"
+	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
 	"stepd/step"
@@ -37,6 +38,7 @@ type daemon struct {
 	conf   *slurmconf.Config
 	spec   *step.Spec
 	plan   *task.Plan
+	files  [3]stdio.Files // labelled ones
 	log    *logrus.Logger
 	file   *os.File // the log's, nil without one
 	caller *caller
@@ -87,6 +89,7 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 			return nil, err
 		}
 	}
+	d.files = labelFiles(d.spec)
 	if d.plan, err = task.MakePlan(d.spec); err != nil {
 		return nil, &refusal{unix.EINVAL, err}
 	}

@@ -55,6 +55,7 @@ type loop struct {
 	// The loop's own, once it has begun:
 	sock               int // the connection to srun, -1 when it has ended
 	readable, writable bool
+	hungUp             bool // srun sends nothing more
 	attached           bool
 	at                 phase
 	outs               []*output
@@ -91,15 +92,18 @@ type news struct {
 // output is what one task writes to one stream.
 type output struct {
 	header
-	task    int
-	byLines bool
-	last    bool // its end is sent after the step's own messages
+	task int
+	// terminal: a read returns a part of what there is.
+	terminal bool
+	byLines  bool
+	last     bool // its end is sent after the step's own messages
 	// labelled says that it goes to a file.
 	labelled bool
 	held     []byte // of a line without its end
 	file     *file  // of a labelled one
 
 	src    int  // -1 before it is attached and when it has ended
+	hungUp bool // no writer is left
 	queued bool // it is in ready
 	over   bool // nothing more is read of it
 	closed bool // its end is in loop.out
@@ -287,10 +291,13 @@ func (l *loop) note(events []unix.EpollEvent) {
 			var word [8]byte
 			_, _ = unix.Read(l.wake, word[:]) // it does not block
 		case wordSocket:
+			l.hungUp = l.hungUp || e.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 			l.readable = l.readable || e.Events&^unix.EPOLLOUT != 0
 			l.writable = l.writable || e.Events&^unix.EPOLLIN != 0
 		case wordOutput:
-			if o := l.outs[place]; !o.queued && o.src >= 0 {
+			o := l.outs[place]
+			o.hungUp = o.hungUp || e.Events&^unix.EPOLLIN != 0
+			if !o.queued && o.src >= 0 {
 				o.queued = true
 				l.ready = append(l.ready, o)
 			}
@@ -320,6 +327,9 @@ func (l *loop) receive() {
 		l.window = make([]byte, 0, readMax)
 	}
 	n, err := unix.Read(l.sock, l.window[len(l.window):cap(l.window)])
+	if n > 0 && len(l.window)+n < cap(l.window) && !l.hungUp {
+		l.readable = false // it is empty, and epoll reports what comes after
+	}
 	switch {
 	case errors.Is(err, unix.EINTR):
 	case errors.Is(err, unix.EAGAIN):
@@ -385,11 +395,13 @@ func (l *loop) read(o *output) (more bool) {
 		}
 		return false
 	case n > 0:
-		l.pass(o, l.buf[:len(o.held)+n], false)
+		had := len(o.held)
+		l.pass(o, l.buf[:had+n], false)
 		l.mu.Lock()
 		l.passed[o.kind] += int64(n)
 		l.mu.Unlock()
-		return true
+		// An empty pipe has returned less than was asked for, and epoll reports what comes after.
+		return had+n == len(l.buf) || o.hungUp || o.terminal || l.at >= closing
 	}
 	l.end(o) // the end of file; EIO is a terminal's
 	return false

@@ -69,7 +69,9 @@ func New(cfg Config) *Streams {
 		for _, k := range []kind{stdout, stderr} {
 			if s.has(int(k), rank) {
 				h := header{kind: k, rank: uint16(rank), local: uint16(local)}
-				l.outs = append(l.outs, &output{header: h, task: rank, src: -1, byLines: cfg.Lines, labelled: cfg.Files[k].Path != nil})
+				o := &output{header: h, task: rank, src: -1, byLines: cfg.Lines, labelled: cfg.Files[k].Path != nil}
+				o.terminal = k == stdout && !cfg.Lines && !o.labelled
+				l.outs = append(l.outs, o)
 				l.there[k] = true
 			}
 		}
@@ -156,7 +158,7 @@ func (s *Streams) Attach(st Attacher) error {
 	wide := wideMax
 	for at, o := range s.loop.outs {
 		make := tasksPipe
-		if o.kind == stdout && !s.cfg.Lines && !o.labelled {
+		if o.terminal {
 			make = tasksTerminal
 		}
 		if err := s.attach(st, int(o.kind), o.task, &wide, make, func(ours int) error {
