@@ -19,7 +19,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/build"
-	"stepd/slurm/keeper"
 	"stepd/slurm/wire"
 )
 
@@ -54,15 +53,6 @@ func Main() {
 
 // onMain hands work to the main thread.
 var onMain = make(chan func())
-
-// mode runs what slurmd asks of the program by its arguments.
-func mode(args []string) int {
-	if args[0] == keeper.Orphan {
-		return endOrphan()
-	}
-	fmt.Fprintf(os.Stderr, "slurmstepd: cannot do %q: slurmd starts this program, see slurm.conf(5), slurmd -d\n", args[0])
-	return 1
-}
 
 // runStep is one step. It returns the exit code of the program.
 func runStep() int {

@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 		fmt.Println("ready", os.Getenv("HOME"))
 		io.ReadAll(os.Stdin)
 		os.Exit(0)
+	case "mode":
+		os.Unsetenv("SLURMSTEPD_TEST")
+		os.Exit(mode(os.Args[1:]))
 	}
 	os.Exit(m.Run())
 }

@@ -1,0 +1,70 @@
+package slurmstepd
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/internal/nofile"
+	"stepd/slurm/keeper"
+)
+
+// mode runs what slurmd, Slurm's commands and the keeper ask of the program by its arguments. It returns
+// the exit code.
+func mode(args []string) int {
+	switch {
+	case args[0] == keeper.Orphan:
+		return endOrphan()
+	case len(args) == 2 && args[0] == "spank":
+		return jobScript(args[1])
+	case len(args) == 1 && args[0] == "getenv":
+		if err := printEnvironment(os.Stdout); err != nil {
+			fmt.Fprintf(os.Stderr, "slurmstepd: %v\n", err)
+			return 1
+		}
+		return 0
+	case len(args) == 1 && args[0] == "infinity":
+		return infinity()
+	}
+	fmt.Fprintf(os.Stderr, "slurmstepd: cannot do %q: slurmd starts this program for each step (slurmd -d), and with one of: spank prolog, spank epilog, getenv, infinity\n", args)
+	return 1
+}
+
+// printEnvironment prints what this process was started with as variables of a job: the
+// limits that Slurm propagates, and the environment. A shell runs it as a user, whose
+// environment a job is to have.
+func printEnvironment(out io.Writer) error {
+	var text []byte
+	for _, l := range linux.ResourceLimits {
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(l.Number, &limit); err != nil {
+			return fmt.Errorf("cannot read the limit %s: %w", l.Name, err)
+		}
+		if soft, ok := nofile.AtStart(); ok && l.Number == unix.RLIMIT_NOFILE {
+			limit.Cur = soft
+		}
+		text = fmt.Appendf(text, "SLURM_RLIMIT_%s=%d\n", l.Name, limit.Cur)
+	}
+	for _, e := range os.Environ() {
+		text = append(append(text, e...), '\n')
+	}
+	if _, err := out.Write(text); err != nil {
+		return fmt.Errorf("cannot print the environment: %w", err)
+	}
+	return nil
+}
+
+// infinity keeps the cgroup of slurmd's steps from being empty, in which systemd would
+// remove it: the kernel is to kill it last. It ends by a signal alone.
+func infinity() int {
+	setTitle("slurmstepd", "slurmstepd: [infinity]")
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
+		fmt.Fprintf(os.Stderr, "slurmstepd: cannot keep the kernel from killing this process first: %v\n", err)
+	}
+	for {
+		unix.Pause() // a handler of the runtime's has returned
+	}
+}
