@@ -41,7 +41,7 @@ BUILD_PKGS := gcc libc6-dev make
 TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format libslurm-dev passwd util-linux procps libasan8 libubsan1 \
               mpich libmpich-dev libpmi2-0 libpmi2-0-dev openmpi-bin libopenmpi-dev libpmix-dev libpmix-bin \
               qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static tmux \
-              bash-completion zsh fish groff-base mandoc bindfs
+              bash-completion zsh fish groff-base mandoc bindfs munge
 DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
 
 define need_packages

@@ -3,6 +3,7 @@ module stepd
 go 1.26.0
 
 require (
+	github.com/cloudflare/circl v1.6.5
 	github.com/containerd/cgroups/v3 v3.1.3
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/godbus/dbus/v5 v5.2.2

@@ -44,8 +44,13 @@ const (
 	decodeReply   = 5
 )
 
-// patience bounds one exchange with munged, which answers at once.
-const patience = 10 * time.Second
+// patience bounds a request to munged, which answers at once. One that is being restarted is
+// asked so many times again, with a pause before each: as libmunge's users in Slurm do.
+const (
+	patience = 10 * time.Second
+	retries  = 20
+	pause    = 100 * time.Millisecond
+)
 
 // Encode makes a token of the payload that the user uid alone may read, Anyone for all. The
 // error wraps the socket's errno, or has munged's own words.
@@ -74,6 +79,11 @@ func (c Client) Decode(ctx context.Context, token string) (cred Credential, err 
 	if err != nil {
 		return cred, err
 	}
+	return r.credential()
+}
+
+// credential reads what a token holds, as munged replies it.
+func (r *reader) credential() (cred Credential, err error) {
 	r.bytes(3) // cipher, MAC, compression
 	r.bytes(uint32(r.u8()))
 	r.u32() // time to live
@@ -102,18 +112,34 @@ func (c Client) ask(ctx context.Context, request, reply uint8, body []byte) (*re
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	r, err := exchange(ctx, socket, request, reply, body)
+	r, err := exchange(ctx, socket, header(request, 0, body), reply)
+	for again := uint8(1); err != nil && !errors.Is(err, errOther) && again <= retries; again++ {
+		select {
+		case <-ctx.Done():
+			again = retries
+		case <-time.After(pause):
+			r, err = exchange(ctx, socket, header(request, again, body), reply)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot ask munged at %q: %w; start it, or set AuthInfo=socket= in slurm.conf", socket, err)
 	}
-	code, text := r.u8(), r.bytes(uint32(r.u8()))
-	if r.short {
-		return nil, errShort
-	}
-	if code != 0 {
-		return nil, fmt.Errorf("munged at %q: %s (error %d)", socket, printable(text), code)
+	if err := r.failure(); err != nil {
+		return nil, fmt.Errorf("munged at %q: %w", socket, err)
 	}
 	return r, nil
+}
+
+// failure reads munged's error at the beginning of a reply.
+func (r *reader) failure() error {
+	code, text := r.u8(), r.bytes(uint32(r.u8()))
+	switch {
+	case r.short:
+		return errShort
+	case code != 0:
+		return fmt.Errorf("%s (error %d)", printable(text), code)
+	}
+	return nil
 }
 
 // printable drops the NUL at the end of munged's words.
@@ -124,29 +150,40 @@ func printable(text []byte) string {
 	return fmt.Sprintf("%q", text)
 }
 
-func exchange(ctx context.Context, socket string, request, reply uint8, body []byte) (*reader, error) {
+// header is a request with its header. again counts the earlier attempts: munged takes a token
+// that it has seen before where the reply may have been lost.
+func header(request, again uint8, body []byte) []byte {
+	head := binary.BigEndian.AppendUint32(nil, magic)
+	head = binary.BigEndian.AppendUint32(append(head, version, request, again), uint32(len(body)))
+	return append(head, body...)
+}
+
+func exchange(ctx context.Context, socket string, request []byte, reply uint8) (*reader, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if at, ok := ctx.Deadline(); ok {
-		conn.SetDeadline(at)
-	}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	head := binary.BigEndian.AppendUint32(nil, magic)
-	head = binary.BigEndian.AppendUint32(append(head, version, request, 0), uint32(len(body)))
-	if _, err := conn.Write(append(head, body...)); err != nil {
+	if _, err := conn.Write(request); err != nil {
 		return nil, err
 	}
-	if _, err := io.ReadFull(conn, head); err != nil {
+	return readReply(conn, reply)
+}
+
+var errOther = errors.New("another program than munged listens there")
+
+// readReply reads a reply of the kind. Memory is taken for what comes.
+func readReply(in io.Reader, kind uint8) (*reader, error) {
+	head := make([]byte, headerSize)
+	if _, err := io.ReadFull(in, head); err != nil {
 		return nil, err
 	}
 	size := binary.BigEndian.Uint32(head[7:])
-	if binary.BigEndian.Uint32(head) != magic || head[4] != version || head[5] != reply || size > bodyMax+4096 {
-		return nil, fmt.Errorf("it is no munged: its reply begins with %x", head)
+	if binary.BigEndian.Uint32(head) != magic || head[4] != version || head[5] != kind || size > bodyMax+4096 {
+		return nil, fmt.Errorf("%w: its reply begins with %x", errOther, head)
 	}
-	got, err := io.ReadAll(io.LimitReader(conn, int64(size)))
+	got, err := io.ReadAll(io.LimitReader(in, int64(size)))
 	if err == nil && len(got) < int(size) {
 		err = io.ErrUnexpectedEOF
 	}

@@ -3,7 +3,6 @@
 package rpc
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -41,15 +40,30 @@ const frameMax = 1 << 20
 // ReturnError is an answer that is not 0.
 type ReturnError struct{ Code uint32 }
 
-func (e *ReturnError) Error() string { return fmt.Sprintf("it answers with Slurm's error %d", e.Code) }
+func (e *ReturnError) Error() string {
+	if text := returns[e.Code]; text != "" {
+		return fmt.Sprintf("it answers %q (Slurm's error %d)", text, e.Code)
+	}
+	return fmt.Sprintf("it answers with Slurm's error %d", e.Code)
+}
+
+// returns are the texts of what a step daemon is answered.
+var returns = map[uint32]string{
+	1005:    "incompatible versions of client and server code",
+	1007:    "protocol authentication error",
+	2002:    "access denied",
+	2017:    "invalid job id",
+	2021:    "job or step already completing or completed",
+	standby: "slurm backup controller in standby mode",
+}
 
 // Send sends a message and waits for the answer. A *ReturnError is the peer's refusal; another
 // error, that the message may not have come, and may be sent again.
 func (c *Client) Send(ctx context.Context, to Peer, m wire.Message) error {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout(), fmt.Errorf("it took longer than %v (MessageTimeout in slurm.conf)", c.timeout()))
 	defer cancel()
 	if err := c.exchange(ctx, to, m); err != nil {
-		return fmt.Errorf("cannot send message %d to %s: %w", m.Type(), to.Addr, err)
+		return fmt.Errorf("cannot send %s to %s: %w", m.Type(), to.Addr, err)
 	}
 	return nil
 }
@@ -62,7 +76,8 @@ func (c *Client) timeout() time.Duration {
 }
 
 func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
-	token, err := c.Munge.Encode(ctx, to.Reader, wire.Hash(m.Type()))
+	body := wire.Pack(c.Release, m)
+	token, err := c.Munge.Encode(ctx, to.Reader, hash(m.Type(), body))
 	if err != nil {
 		return err
 	}
@@ -72,10 +87,13 @@ func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if _, err := conn.Write(wire.Frame(c.Release, m.Type(), token, wire.Pack(c.Release, m))); err != nil {
+	if _, err := conn.Write(wire.Frame(c.Release, m.Type(), token, body)); err != nil {
 		return err
 	}
 	b, err := readFrame(conn)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return fmt.Errorf("no answer: %w", err)
 	}
@@ -111,7 +129,7 @@ func (c *Client) answer(ctx context.Context, from Peer, b []byte) error {
 		}
 	}
 	if h.Type != wire.TypeReturnCode {
-		return fmt.Errorf("it answers with message %d", h.Type)
+		return fmt.Errorf("it answers with %s", h.Type)
 	}
 	rc, err := wire.ReturnCode(body)
 	if err == nil && rc != 0 {
@@ -132,9 +150,4 @@ func (c *Client) trust(ctx context.Context, from Peer, h wire.Header, token stri
 		return errors.New("the token is another message's")
 	}
 	return nil
-}
-
-// signs reports whether a token's payload belongs to the message.
-func signs(payload []byte, t wire.Type, body []byte) bool {
-	return bytes.Equal(payload, wire.Hash(t)) || len(payload) > 0 && payload[0] == 2 // K12: later
 }

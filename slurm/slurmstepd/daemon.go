@@ -133,6 +133,7 @@ func (d *daemon) newPeers() *peers {
 		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: slurmUID(d.conf.Control.User),
 	}
 	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
+		p.nodes = l.Nodes
 		p.launcher = fmt.Sprintf("%s:%d", bracket(l.Srun.Addr().String()), l.RespPorts[int(d.spec.NodeID)%len(l.RespPorts)])
 	}
 	return p
@@ -206,19 +207,16 @@ func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 		if rec.Drain != "" && rec.PluginCrash == nil {
 			fault = slurmError
 		}
-		d.peers.tellController(ctx, batchPatience, &wire.CompleteBatchScript{
+		d.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{
 			Step: d.id(), RC: rc, Fault: fault, UID: d.spec.User.UID, Node: d.spec.NodeName,
 		})
 		return
 	}
-	d.peers.tellController(ctx, 0, &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc})
+	d.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc})
 }
 
 // slurmError is Slurm's SLURM_ERROR, as an error of a batch job's launch.
 const slurmError = 0xffffffff
-
-// batchPatience is how long slurmctld is asked again at the end of a batch job.
-const batchPatience = time.Hour
 
 // remove takes back what newDaemon has made.
 func (d *daemon) remove() error {

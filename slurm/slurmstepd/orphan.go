@@ -17,6 +17,7 @@ import (
 	"stepd/internal/quickjson"
 	"stepd/proctrack"
 	"stepd/slurm/keeper"
+	"stepd/slurm/rpc"
 	"stepd/slurm/wire"
 	"stepd/step"
 )
@@ -138,10 +139,10 @@ func (o *orphan) reportController(ctx context.Context) {
 	switch {
 	case o.estate.Marked(markComplete):
 	case w.Batch:
-		o.peers.tellController(ctx, batchPatience, &wire.CompleteBatchScript{
+		o.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{
 			Step: w.Step, RC: uint32(killed), UID: w.User, Node: w.Node,
 		})
 	default:
-		o.peers.tellController(ctx, 0, &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: uint32(killed)})
+		o.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: uint32(killed)})
 	}
 }

@@ -18,6 +18,7 @@ type peers struct {
 	srun, ctld rpc.Client
 	id         wire.StepID
 	node       string
+	nodes      uint32 // of the step
 	user       uint32
 	slurmUser  uint32
 	launcher   string   // srun's HOST:PORT, "" without one
@@ -29,38 +30,26 @@ func (p *peers) tellLauncher(ctx context.Context, m wire.Message) {
 	if p.launcher == "" {
 		return
 	}
-	if err := p.srun.Send(ctx, rpc.Peer{Addr: p.launcher, Reader: p.user, Signers: []uint32{p.user, 0}}, m); err != nil {
+	to := []rpc.Peer{{Addr: p.launcher, Reader: p.user, Signers: []uint32{p.user, 0}}}
+	if err := p.srun.Deliver(ctx, to, m, rpc.ToSrun(p.nodes)); err != nil {
 		p.log.Errorf("cannot report to srun: %v", err)
 	}
 }
 
-// againAfter is the time between two rounds of the controllers, as in Slurm.
-const againAfter = 60 * time.Second
-
-// tellController sends a message to the first controller that takes it, again and again for
-// as long as patience says; 0 is for ever.
-func (p *peers) tellController(ctx context.Context, patience time.Duration, m wire.Message) {
-	began := time.Now()
-	for {
-		for _, addr := range p.addrs {
-			err := p.ctld.Send(ctx, rpc.Peer{Addr: addr, Reader: munge.Anyone, Signers: []uint32{p.slurmUser, 0}}, m)
-			if err == nil {
-				return
-			}
-			var refused *rpc.ReturnError
-			if errors.As(err, &refused) {
-				p.log.Infof("slurmctld: %v", err)
-				return
-			}
-			p.log.Error(err)
-		}
-		if patience > 0 && time.Since(began) > patience {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(againAfter):
-		}
+// tellController sends a message to the first controller that takes it, again and again as
+// retry says.
+func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Message) {
+	var to []rpc.Peer
+	for _, addr := range p.addrs {
+		to = append(to, rpc.Peer{Addr: addr, Reader: munge.Anyone, Signers: []uint32{p.slurmUser, 0}})
+	}
+	retry.Failed = func(err error, again time.Duration) { p.log.Errorf("%v; again in %v", err, again) }
+	err := p.ctld.Deliver(ctx, to, m, retry)
+	var refused *rpc.ReturnError
+	switch {
+	case errors.As(err, &refused):
+		p.log.Infof("slurmctld: %v", err)
+	case err != nil:
+		p.log.Error(err)
 	}
 }

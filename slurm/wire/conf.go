@@ -22,6 +22,7 @@ type Conf struct {
 	TopoAddr, TopoPattern string
 	Port                  uint16
 	Settings              *Settings // since 23.02
+	TRES                  []TRES    // what the site counts, in slurmctld's order
 }
 
 // ReadConf reads what slurmd writes to a step daemon that it has started for a prolog or an
@@ -69,19 +70,21 @@ func decodeConf(b []byte) (*Conf, error) {
 	if r.since(V2302) {
 		c.Settings = decodeSettings(r)
 	}
-	r.tres("tres")
+	c.TRES = r.tres("tres")
 	return c, r.end()
 }
 
-// tres skips a list of trackable resources.
-func (r *reader) tres(field string) {
-	if n := r.u32(field); n != NoVal {
-		for range r.fits(field, uint64(n), 28) {
-			r.u64(field)
-			r.u64(field)
-			r.u32(field)
-			r.str(field)
-			r.str(field)
-		}
+// tres reads a list of trackable resources.
+func (r *reader) tres(field string) []TRES {
+	n := r.u32(field)
+	if n == NoVal {
+		return nil
 	}
+	return array(r.fits(field, uint64(n), 28), func() (t TRES) {
+		r.u64(field) // seconds
+		r.u64(field) // how many there are
+		t.ID = r.u32(field)
+		t.Name, t.Type = r.str(field), r.str(field)
+		return t
+	})
 }

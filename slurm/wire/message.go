@@ -2,7 +2,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 )
 
@@ -20,6 +19,20 @@ const (
 	TypeTaskExit            Type = 6003
 	TypeReturnCode          Type = 8001
 )
+
+var typeNames = map[Type]string{
+	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeKillStep: "REQUEST_CANCEL_JOB_STEP", TypeStepComplete: "REQUEST_STEP_COMPLETE",
+	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT", TypeForwardData: "REQUEST_FORWARD_DATA",
+	TypeLaunchResponse: "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
+}
+
+// String is the message's name in Slurm's logs.
+func (t Type) String() string {
+	if name := typeNames[t]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("message %d", uint16(t))
+}
 
 // writer packs a record.
 type writer struct {
@@ -158,105 +171,64 @@ func (m *CompleteBatchScript) pack(w *writer) {
 	w.str(m.Node)
 }
 
-// Usage is what a step has used. nil is that nothing was measured.
-type Usage struct {
-	UserSeconds, SystemSeconds uint64
-	UserMicro, SystemMicro     uint32
-	CPUFreq                    uint32 // kHz
-	Energy                     uint64
-	// TRES are the numbers of the resources that In and Out have figures of.
-	TRES    []uint32
-	In, Out [7][]uint64
+// UpdateNode takes a node away from the scheduler: to slurmctld.
+type UpdateNode struct {
+	Node   string
+	Reason string
 }
 
-func (u *Usage) pack(w *writer) {
-	if u == nil {
-		w.u8(0)
-		return
+// Type implements Message.
+func (*UpdateNode) Type() Type { return TypeUpdateNode }
+
+// nodeDrain is the state of a node that gets no new jobs.
+const nodeDrain = 1 << 9
+
+func (m *UpdateNode) pack(w *writer) {
+	if w.v >= V2411 {
+		w.str("") // cert_token
 	}
-	w.u8(1)
-	w.u64(u.UserSeconds)
-	w.u32(u.UserMicro)
-	w.u64(u.SystemSeconds)
-	w.u32(u.SystemMicro)
-	w.u32(u.CPUFreq)
-	w.u64(u.Energy)
-	w.u32s(u.TRES)
-	w.u32(NoVal) // no list of what they are
-	for _, side := range [2][7][]uint64{u.In, u.Out} {
-		for _, figures := range side {
-			w.u32(uint32(len(figures)))
-			for _, f := range figures {
-				w.u64(f)
-			}
-		}
+	w.str("") // comment
+	w.u32(0)  // cpu_bind: as it is
+	for range 4 {
+		w.str("") // extra, features, features_act, gres
 	}
+	if w.v >= V2311 {
+		w.str("") // instance_id
+		w.str("") // instance_type
+	}
+	w.str("") // node_addr
+	w.str("") // node_hostname
+	w.str(m.Node)
+	w.u32(nodeDrain)
+	if w.v >= V2605 {
+		w.str("") // power_action_name
+	}
+	w.str(m.Reason)
+	if w.v >= V2302 {
+		w.u32(NoVal) // resume_after: never
+	} else {
+		w.u32(0) // reason_uid: root
+	}
+	if w.v >= V2505 {
+		w.str("") // topology_str
+	}
+	w.u32(NoVal) // weight
 }
 
-// Header is what stands before a message.
-type Header struct {
-	Release Release
-	Flags   uint16
-	Type    Type
+// KillStep sends a signal to a step's tasks on all of its nodes: to slurmctld.
+type KillStep struct {
+	Step   StepID
+	Signal uint16
+	Flags  uint16
 }
 
-// unsigned is the flag of an answer that has no token: since 24.11 slurmctld and srun answer
-// so to those whose message they have trusted.
-const unsigned = 0x40
+// Type implements Message.
+func (*KillStep) Type() Type { return TypeKillStep }
 
-// Unsigned reports whether the message has no token.
-func (h Header) Unsigned() bool { return h.Release >= V2411 && h.Flags&unsigned != 0 }
-
-// authMunge is the number of the plugin auth/munge.
-const authMunge = 101
-
-// Frame is a message as it is sent: header, token and body, with their length before them.
-func Frame(v Release, t Type, token string, body []byte) []byte {
-	w := &writer{v: v}
-	w.u32(0) // the length, below
-	w.u16(uint16(v))
-	w.u16(0)
-	w.u16(uint16(t))
-	w.u32(uint32(len(body)))
-	w.u16(0) // nothing is forwarded
-	w.u16(0) // nothing is returned
-	w.u16(0) // no address of an origin
-	w.u32(authMunge)
-	w.str(token)
-	w.b = append(w.b, body...)
-	binary.BigEndian.PutUint32(w.b, uint32(len(w.b)-4))
-	return w.b
-}
-
-// ParseFrame takes a message without its length apart.
-func ParseFrame(b []byte) (h Header, token string, body []byte, err error) {
-	r := newReader(0, "message", b)
-	h.Release, h.Flags, h.Type = Release(r.u16("version")), r.u16("flags"), Type(r.u16("type"))
-	size := r.u32("body_length")
-	if forwards := r.u16("forward"); forwards != 0 {
-		r.fail("forward", errors.New("it is to be forwarded"))
-	}
-	if returned := r.u16("returned"); returned != 0 {
-		r.fail("returned", errors.New("it has others' answers"))
-	}
-	r.addr("origin")
-	if h.Unsigned() {
-		return h, "", r.take("body", r.fits("body_length", uint64(size), 1)), r.end()
-	}
-	if plugin := r.u32("auth"); plugin != authMunge && r.err == nil {
-		r.fail("auth", fmt.Errorf("it is signed by plugin %d, and not by munge", plugin))
-	}
-	token = r.str("token")
-	body = r.take("body", r.fits("body_length", uint64(size), 1))
-	return h, token, body, r.end()
-}
-
-// Hash is what a token must have for a message of the type: that it is no other's.
-func Hash(t Type) []byte { return binary.BigEndian.AppendUint16([]byte{1}, uint16(t)) }
-
-// ReturnCode reads the body of TypeReturnCode.
-func ReturnCode(body []byte) (uint32, error) {
-	r := newReader(0, "return_code", body)
-	rc := r.u32("rc")
-	return rc, r.end()
+func (m *KillStep) pack(w *writer) {
+	w.stepID(m.Step)
+	w.str("") // the step as text
+	w.str("") // the cluster's sibling
+	w.u16(m.Signal)
+	w.u16(m.Flags)
 }

@@ -1,0 +1,110 @@
+package wire
+
+import "time"
+
+// TRES is a resource that the site counts.
+type TRES struct {
+	ID         uint32 // TRESCPU and so on, or one of the site's above 1000
+	Type, Name string // "gres", "gpu"
+}
+
+// The resources of every site.
+const (
+	TRESCPU    uint32 = 1 // ms of CPU time
+	TRESMemory uint32 = 2 // bytes resident
+	TRESEnergy uint32 = 3 // J
+	TRESDisk   uint32 = 6 // bytes read, and written
+	TRESVMem   uint32 = 7 // bytes of address space
+	TRESPages  uint32 = 8 // page faults that read
+)
+
+// Infinite64 is a figure that was not measured.
+const Infinite64 uint64 = 0xffffffffffffffff
+
+// Figures are what the tasks have used of a resource: the largest and smallest figure with the
+// node and task that it is of, numbers within the step, and the sum of all.
+type Figures struct {
+	Max, MaxNode, MaxTask uint64
+	Min, MinNode, MinTask uint64
+	Total                 uint64
+}
+
+// unmeasured are the figures of a resource that nothing measures.
+var unmeasured = Figures{Infinite64, Infinite64, Infinite64, Infinite64, Infinite64, Infinite64, Infinite64}
+
+// TRESUsage is what a step has used of a resource: In is what it has taken or read, Out what it
+// has written.
+type TRESUsage struct {
+	ID      uint32
+	In, Out Figures
+}
+
+// Usage is what a step has used, for slurmctld and sstat. nil is that nothing was measured:
+// JobAcctGatherType=jobacct_gather/none.
+type Usage struct {
+	User, System time.Duration
+	CPUFreq      uint32 // kHz
+	Energy       uint64 // J
+	// TRES are the figures, in slurmctld's order of resources: NewUsage makes them.
+	TRES []TRESUsage
+}
+
+// NewUsage is a usage without figures of the site's resources, Conf.TRES.
+func NewUsage(site []TRES) *Usage {
+	u := &Usage{TRES: make([]TRESUsage, len(site))}
+	for i, t := range site {
+		u.TRES[i] = TRESUsage{t.ID, unmeasured, unmeasured}
+	}
+	return u
+}
+
+// Of is the entry of a resource, nil where the site does not count it.
+func (u *Usage) Of(id uint32) *TRESUsage {
+	for i := range u.TRES {
+		if u.TRES[i].ID == id {
+			return &u.TRES[i]
+		}
+	}
+	return nil
+}
+
+// PackUsage is a usage as it is packed in messages and on a step's socket, the same in all
+// releases.
+func PackUsage(u *Usage) []byte {
+	w := new(writer)
+	u.pack(w)
+	return w.b
+}
+
+func (u *Usage) pack(w *writer) {
+	if u == nil {
+		w.u8(0)
+		return
+	}
+	w.u8(1)
+	for _, d := range []time.Duration{u.User, u.System} {
+		w.u64(uint64(d / time.Second))
+		w.u32(uint32(d % time.Second / time.Microsecond))
+	}
+	w.u32(u.CPUFreq)
+	w.u64(u.Energy)
+	w.u32(uint32(len(u.TRES)))
+	for i := range u.TRES {
+		w.u32(u.TRES[i].ID)
+	}
+	w.u32(NoVal) // no list of what they are
+	for _, side := range [2]func(*TRESUsage) *Figures{
+		func(t *TRESUsage) *Figures { return &t.In }, func(t *TRESUsage) *Figures { return &t.Out },
+	} {
+		for _, figure := range [7]func(*Figures) uint64{
+			func(f *Figures) uint64 { return f.Max }, func(f *Figures) uint64 { return f.MaxNode }, func(f *Figures) uint64 { return f.MaxTask },
+			func(f *Figures) uint64 { return f.Min }, func(f *Figures) uint64 { return f.MinNode }, func(f *Figures) uint64 { return f.MinTask },
+			func(f *Figures) uint64 { return f.Total },
+		} {
+			w.u32(uint32(len(u.TRES)))
+			for i := range u.TRES {
+				w.u64(figure(side(&u.TRES[i])))
+			}
+		}
+	}
+}
