@@ -24,7 +24,10 @@ type audience struct {
 	streams task.Streams
 	srun    *stdio.Streams // nil without srun
 	ends    *report.Ends
-	out     report.Output // a batch job's own output
+	out     report.Output // a batch job's own output, or the tasks' stderr file
+	// openOut opens the latter at the first message, which closes outOpened.
+	openOut   sync.Once
+	outOpened chan struct{}
 	// said are messages to srun, in their order; the channel closes with the step.
 	messages chan wire.Message
 	sent     chan struct{} // closed when all are sent
@@ -42,7 +45,7 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{})}
+	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), outOpened: make(chan struct{})}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
@@ -52,7 +55,7 @@ func newAudience(d *daemon) (*audience, error) {
 	a.srun = stdio.New(stdio.Config{
 		Release: d.stream.ClientRelease, Node: d.spec.NodeID, Server: netip.AddrPortFrom(l.Srun.Addr(), port), Key: l.Cred.Signature,
 		Ranks: d.plan.Ranks, UID: d.spec.User.UID, Streams: [3]step.Stream{d.spec.Stdin, d.spec.Stdout, d.spec.Stderr},
-		Files: d.files, Opener: stdio.Opener{User: d.spec.User, Umask: d.spec.Umask}, Tasks: d.spec.NTasks, Speaker: d.spec.Speaker,
+		Files: d.files, Opener: a.opener(), Tasks: d.spec.NTasks, Speaker: d.spec.Speaker,
 		Lines: l.Flags&wire.FlagBuffered != 0, Log: a.Log,
 	})
 	a.streams = a.srun
@@ -72,6 +75,7 @@ func (a *audience) connect(ctx context.Context, st *task.Step) {
 		}
 		if err != nil {
 			a.d.log.Error(err)
+			a.Say(a.d.spec.Speaker + ": error: " + err.Error())
 			st.Cancel(err.Error())
 		}
 	}()
@@ -98,11 +102,35 @@ func (a *audience) tell(m wire.Message) {
 }
 
 func (a *audience) Say(line string) {
-	if a.srun != nil {
+	if a.srun != nil && a.srun.Speaks() {
 		a.srun.Say(line)
 		return
 	}
 	a.out.Say(line)
+	a.openOut.Do(func() { go a.openStderr() })
+}
+
+// openStderr has messages go where the first task's stderr is, if that is a file which the tasks
+// open.
+func (a *audience) openStderr() {
+	defer close(a.outOpened)
+	path, err := stderrFile(a.d.spec, a.d.plan.Ranks)
+	if path == "" && err == nil {
+		return
+	}
+	var f *os.File
+	if err == nil {
+		f, err = a.opener().Open(path, true)
+	}
+	if err != nil {
+		a.d.log.Errorf("cannot write messages to the tasks' stderr file %q: %v", path, err)
+		return
+	}
+	a.out.To(f)
+}
+
+func (a *audience) opener() stdio.Opener {
+	return stdio.Opener{User: a.d.spec.User, Umask: a.d.spec.Umask}
 }
 
 func (a *audience) SayTo(f *os.File) { a.out.To(f) }
@@ -183,5 +211,21 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 		}
 	}
 	<-a.sent
+	a.closeOut()
+}
+
+// outPatience is how long a file is waited for that a message is to go to.
+const outPatience = time.Second
+
+// closeOut lets the messages of the end come to their file.
+func (a *audience) closeOut() {
+	opening := true
+	a.openOut.Do(func() { opening = false })
+	if opening {
+		select {
+		case <-a.outOpened:
+		case <-time.After(outPatience):
+		}
+	}
 	a.out.Close()
 }

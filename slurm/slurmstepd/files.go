@@ -19,14 +19,29 @@ func labelFiles(spec *step.Spec) (files [3]stdio.Files) {
 			continue
 		}
 		pattern := s.Pattern
-		files[fd] = stdio.Files{Append: s.Append, Path: func(rank int) (string, error) {
-			path, err := srunopt.ExpandPattern(pattern, spec, rank)
-			if err == nil && !filepath.IsAbs(path) {
-				path = filepath.Join(spec.Cwd, path)
-			}
-			return path, err
-		}}
+		files[fd] = stdio.Files{Append: s.Append, Path: func(rank int) (string, error) { return filePath(spec, pattern, rank) }}
 		*s = step.Stream{Kind: step.StreamClient, Rank: s.Rank}
 	}
 	return files
+}
+
+// stderrFile is the file that the first task here has for its stderr, "" where it has none.
+func stderrFile(spec *step.Spec, ranks []int) (string, error) {
+	s := spec.Stderr
+	if s.Kind == step.StreamSame {
+		s = spec.Stdout
+	}
+	if s.Kind != step.StreamFile || spec.ID.Step == step.BatchStep || len(ranks) == 0 {
+		return "", nil // a batch job's host opens it
+	}
+	return filePath(spec, s.Pattern, ranks[0])
+}
+
+// filePath is the absolute path of a task's file.
+func filePath(spec *step.Spec, pattern string, rank int) (string, error) {
+	path, err := srunopt.ExpandPattern(pattern, spec, rank)
+	if err == nil && !filepath.IsAbs(path) {
+		path = filepath.Join(spec.Cwd, path)
+	}
+	return path, err
 }

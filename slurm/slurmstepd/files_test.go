@@ -21,3 +21,25 @@ func TestLabelFiles(t *testing.T) {
 		t.Errorf("with labels the tasks' streams are %+v and %+v", spec.Stdout, spec.Stderr)
 	}
 }
+
+func TestStderrFile(t *testing.T) {
+	file := step.Stream{Kind: step.StreamFile, Pattern: "/tmp/%t"}
+	null := step.Stream{Kind: step.StreamNull}
+	same := step.Stream{Kind: step.StreamSame}
+	for _, c := range []struct {
+		stdout, stderr step.Stream
+		step           uint32
+		want           string
+	}{
+		{null, file, 0, "/tmp/4"},
+		{file, same, 0, "/tmp/4"},
+		{file, null, 0, ""},
+		{file, step.Stream{Kind: step.StreamClient}, 0, ""},
+		{file, file, step.BatchStep, ""},
+	} {
+		spec := &step.Spec{Request: step.Request{Stdout: c.stdout, Stderr: c.stderr}, ID: step.ID{Step: c.step}}
+		if got, err := stderrFile(spec, []int{4, 5}); err != nil || got != c.want {
+			t.Errorf("stdout %v, stderr %v: messages go to %q, %v, want %q", c.stdout.Kind, c.stderr.Kind, got, err, c.want)
+		}
+	}
+}

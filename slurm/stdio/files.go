@@ -69,25 +69,44 @@ func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
 	return data, nil
 }
 
-// openFiles opens the labelled files of outputs, each path once. The names are the user's: they
-// are resolved as that user, and without a capability.
+// Open opens a file of the user's to write to: a regular one, or /dev/null. It is made, and
+// emptied where appends is false. The name is resolved as the user, without a capability, and
+// the error wraps the errno.
+func (o Opener) Open(path string, appends bool) (f *os.File, err error) {
+	err = o.as(func() error {
+		f, err = openFile(path, appends)
+		return err
+	})
+	return f, err
+}
+
+// as calls do as the user.
+func (o Opener) as(do func() error) error {
+	done := make(chan error)
+	go func() {
+		err := o.become() // it ends with the thread
+		if err == nil {
+			err = do()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// openFiles opens the labelled files of outputs, each path once.
 func (s *Streams) openFiles() (files map[*output]*file, err error) {
 	if !slices.ContainsFunc(s.loop.outs, func(o *output) bool { return o.labelled }) {
 		return nil, nil
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err = s.cfg.Opener.become(); err == nil {
-			files, err = s.openAll()
-		}
-	}()
-	<-done
+	err = s.cfg.Opener.as(func() error {
+		files, err = s.openAll()
+		return err
+	})
 	return files, err
 }
 
 // become makes the calling thread, which ends with its goroutine, the user's.
-func (o *Opener) become() error {
+func (o Opener) become() error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // the umask is the thread's own then
 		return fmt.Errorf("cannot open files with umask %04o: unshare: %w", o.Umask, err)
@@ -151,6 +170,14 @@ func openFile(path string, appends bool) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// speak writes the step's own messages to the labelled file that has them.
+func (l *loop) speak() {
+	if len(l.saying) > 0 && l.speaker.file != nil {
+		_ = l.toFile(l.speaker, l.saying, true)
+		l.saying = nil
+	}
 }
 
 // toFile passes on data of a task to its labelled file, and returns what is held back.

@@ -84,6 +84,27 @@ func TestLabelledShared(t *testing.T) {
 	}
 }
 
+// TestSayLabelled: messages are in the file of the first task's stderr, also those before it is
+// open.
+func TestSayLabelled(t *testing.T) {
+	dir := t.TempDir()
+	cfg := labelled(dir, "err.%t")
+	cfg.Files[1], cfg.Files[2] = Files{}, cfg.Files[1]
+	r := connected(t, cfg)
+	r.Say("early")
+	if err := r.Streams.Attach(r); err != nil {
+		t.Fatal(err)
+	}
+	r.tasksEnd()
+	r.Drain(limit)
+	r.Say("late")
+	go r.srun.toEnd()
+	r.close()
+	if got, err := os.ReadFile(filepath.Join(dir, "err.4")); err != nil || string(got) != " 4: early\n 4: late\n" {
+		t.Errorf("the file has %q, %v", got, err)
+	}
+}
+
 // TestLabelledFlows: labelled files get all while srun reads nothing.
 func TestLabelledFlows(t *testing.T) {
 	dir := t.TempDir()

@@ -47,7 +47,7 @@ type loop struct {
 	name        string // before messages to the user
 	patience    time.Duration
 	epoll, wake int
-	speaker     header        // of the step's own messages
+	speaker     *output       // that the step's own messages go by; nil without one; set by New
 	there       [3]bool       // which streams come by here; set by New
 	all         chan struct{} // closed when no output is open, once draining
 	done        chan struct{} // closed when the loop has ended
@@ -55,7 +55,8 @@ type loop struct {
 	// The loop's own, once it has begun:
 	sock               int // the connection to srun, -1 when it has ended
 	readable, writable bool
-	hungUp             bool // srun sends nothing more
+	hungUp             bool   // srun sends nothing more
+	saying             []byte // lines of the step's own for a labelled file
 	attached           bool
 	at                 phase
 	outs               []*output
@@ -74,7 +75,7 @@ type loop struct {
 	phase  phase         // guarded by mu
 	news   []news        // guarded by mu
 	given  bool          // guarded by mu: the step has its streams
-	said   []byte        // guarded by mu: frames of the step's own
+	said   []byte        // guarded by mu: lines of the step's own
 	open   int           // guarded by mu: outputs that have not ended
 	passed [3]int64      // guarded by mu: bytes, by stream
 	held   []launch.Held // guarded by mu
@@ -186,7 +187,7 @@ func (l *loop) allGiven() {
 func (l *loop) say(line string) {
 	l.mu.Lock()
 	if len(l.said) < sayMax {
-		l.said, _ = appendFrames(l.said, l.speaker, append([]byte(line), '\n'), false)
+		l.said = append(append(l.said, line...), '\n')
 	}
 	l.mu.Unlock()
 	l.wakeUp()
@@ -226,6 +227,7 @@ func (l *loop) run() {
 		if l.look() {
 			l.advance()
 		}
+		l.speak()
 		l.note(events[:max(n, 0)])
 		l.receive()
 		l.gather()
@@ -266,8 +268,10 @@ func (l *loop) look() (later bool) {
 	}
 	l.news = nil
 	l.attached = l.given
-	if len(l.said) > 0 && l.sock >= 0 {
-		l.out = append(l.out, l.said...)
+	if o := l.speaker; len(l.said) > 0 && o != nil && o.labelled {
+		l.saying = append(l.saying, l.said...) // its file may be opened later
+	} else if len(l.said) > 0 && o != nil && l.sock >= 0 {
+		l.out, _ = appendFrames(l.out, o.header, l.said, false)
 	}
 	l.said = l.said[:0]
 	later, l.at = l.phase > l.at, l.phase

@@ -80,11 +80,14 @@ func New(cfg Config) *Streams {
 			l.in.byID[uint16(rank)] = l.in.all[len(l.in.all)-1]
 		}
 	}
-	if len(cfg.Ranks) > 0 {
-		l.speaker = header{kind: stderr, rank: uint16(cfg.Ranks[0])}
+	// The step's own messages are stderr of the first task that has one.
+	by := stderr
+	if cfg.Streams[2].Kind == step.StreamSame {
+		by = stdout
 	}
-	for _, o := range l.outs { // the step's own messages are stderr of the first task
-		o.last = o.header == l.speaker
+	if i := slices.IndexFunc(l.outs, func(o *output) bool { return o.kind == by }); i >= 0 {
+		l.speaker = l.outs[i]
+		l.speaker.last = true
 	}
 	l.open = len(l.outs)
 	return s
@@ -242,14 +245,13 @@ func tasksTerminal() (ours, tasks int, err error) {
 	return ours, tasks, nil
 }
 
-// Say sends a line of the step's own to srun's stderr, before the end of the first task's. It
-// is dropped where the user has no stderr (-e none), and where srun takes too little for too
-// long.
-func (s *Streams) Say(line string) {
-	if s.cfg.Streams[2].Kind != step.StreamNull {
-		s.loop.say(line)
-	}
-}
+// Speaks reports whether the step's own messages go by here.
+func (s *Streams) Speaks() bool { return s.loop.speaker != nil }
+
+// Say sends a line of the step's own after what the first task has written to stderr so far:
+// to srun, or to the file with its labels. It is dropped where stderr does not go by here, and
+// where srun takes too little for too long.
+func (s *Streams) Say(line string) { s.loop.say(line) }
 
 // Used reports whether what tasks write comes by here.
 func (s *Streams) Used() bool { return len(s.loop.outs) > 0 }

@@ -497,6 +497,9 @@ func TestSayBounded(t *testing.T) {
 	cfg := config(1)
 	cfg.Streams[2].Kind = step.StreamNull
 	quiet := begin(t, cfg)
+	if quiet.Speaks() || !r.Speaks() {
+		t.Error("messages go to a stream that the tasks do not have, or not to one that they have")
+	}
 	quiet.Say("the user wants none")
 	quiet.tasksEnd()
 	go quiet.finish()
@@ -504,6 +507,30 @@ func TestSayBounded(t *testing.T) {
 		t.Errorf("srun gets %v", got)
 	}
 	<-quiet.loop.done
+}
+
+// TestSayElsewhere: messages go by the first stderr there is, and that may be stdout.
+func TestSayElsewhere(t *testing.T) {
+	five := 5
+	for _, c := range []struct {
+		stderr step.Stream
+		want   header
+	}{
+		{step.Stream{Kind: step.StreamClient, Rank: &five}, header{kind: stderr, rank: 5, local: 1}},
+		{step.Stream{Kind: step.StreamSame}, header{kind: stdout, rank: 4}},
+	} {
+		cfg := config(2)
+		cfg.Streams[2] = c.stderr
+		r := begin(t, cfg)
+		r.tasksEnd()
+		r.Drain(limit)
+		r.Say("at the end")
+		go r.close()
+		if got := r.srun.toEnd(); got[c.want] != "at the end\n" {
+			t.Errorf("stderr %+v: srun gets %v", c.stderr, got)
+		}
+		<-r.loop.done
+	}
 }
 
 // TestSrunStopped: while srun reads nothing, tasks stand still, and not much is in memory;
