@@ -7,6 +7,7 @@
 package keeper
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -33,7 +34,7 @@ const (
 	bye = 'b'
 )
 
-// Config is what a keeper needs. All but Kill and Lock are required.
+// Config is what a keeper needs. All but Cgroups and Lock are required.
 type Config struct {
 	// Program is the path of stepkeeper.
 	Program string
@@ -47,8 +48,6 @@ type Config struct {
 	// Will is what the orphan must know. Marks is how many marks the daemon can set for it.
 	Will  []byte
 	Marks int
-	// Start starts a program beside the tasks (wire.Starter).
-	Start func(path string, argv []string, attr *syscall.ProcAttr) (pid int, exited <-chan linux.Exit, err error)
 	// Log reports that a keeper has died. It may be called from another goroutine.
 	Log func(text string)
 }
@@ -62,10 +61,12 @@ type Keeper struct {
 	kill   []*os.File
 	lock   *os.File // Config.Lock, or /dev/null
 
-	mu    sync.Mutex
-	life  *os.File // guarded by mu; nil where no keeper runs
-	done  bool     // guarded by mu
-	ended chan struct{}
+	stop  context.CancelFunc
+	ended chan struct{} // closed when follow has returned
+
+	mu   sync.Mutex
+	life *os.File // guarded by mu; nil where no keeper runs
+	done bool     // guarded by mu
 }
 
 // Start starts the keeper of the caller, a step daemon, before anything of the step runs.
@@ -75,12 +76,14 @@ func Start(cfg Config) (*Keeper, error) {
 		k.close()
 		return nil, fmt.Errorf("cannot start the step's keeper: %w", err)
 	}
-	exited, err := k.start()
+	pidfd, err := k.start()
 	if err != nil {
 		k.close()
 		return nil, fmt.Errorf("cannot start the step's keeper: %w", err)
 	}
-	go k.follow(exited)
+	ctx, stop := context.WithCancel(context.Background())
+	k.stop = stop
+	go k.follow(ctx, pidfd)
 	return k, nil
 }
 
@@ -125,74 +128,63 @@ func (k *Keeper) close() {
 	}
 }
 
-// start starts a process.
-func (k *Keeper) start() (<-chan linux.Exit, error) {
+// start starts a process. It is the daemon's sibling and not its child: to tell children that
+// serve the step from those that are its own costs each step's end more than a millisecond
+// (measured), and init reaps this one.
+func (k *Keeper) start() (pidfd int, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("cannot make a pipe: %w", err)
+		return -1, fmt.Errorf("cannot make a pipe: %w", err)
 	}
 	defer r.Close()
 	files := []uintptr{fdLife: r.Fd(), 1: 1, 2: 2, fdDaemon: k.self.Fd(), fdEstate: k.estate.file.Fd(), fdLock: k.lock.Fd()}
 	for _, f := range k.kill {
 		files = append(files, f.Fd())
 	}
-	_, exited, err := k.cfg.Start(k.cfg.Program, []string{fmt.Sprintf("stepkeeper: [%s]", k.cfg.Step)}, &syscall.ProcAttr{
+	_, _, err = syscall.StartProcess(k.cfg.Program, []string{fmt.Sprintf("stepkeeper: [%s]", k.cfg.Step)}, &syscall.ProcAttr{
 		Dir: "/", Env: os.Environ(), Files: files,
 		// A session of its own: what signals the daemon's group does not reach it.
-		Sys: &syscall.SysProcAttr{Setsid: true},
+		Sys: &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_PARENT, PidFD: &pidfd},
 	})
 	if err != nil {
 		w.Close()
-		return nil, err
+		return -1, fmt.Errorf("cannot start %q: %w", k.cfg.Program, err)
 	}
 	k.mu.Lock()
 	k.life = w
 	k.mu.Unlock()
-	return exited, nil
+	return pidfd, nil
 }
 
-// A keeper that has died is followed by another, startsMax times: where more of them die,
-// something kills them that would kill all.
+// startsMax is how many keepers a step has, one after the other: where more of them die, what
+// kills them would kill all.
 const startsMax = 10
 
-// follow waits for the keeper's end, and starts another one until Done.
-func (k *Keeper) follow(exited <-chan linux.Exit) {
+// follow waits for the keeper's end, and starts another one, until Done.
+func (k *Keeper) follow(ctx context.Context, pidfd int) {
 	defer close(k.ended)
 	for starts := 1; ; starts++ {
-		exit := <-exited
+		err := linux.PidfdWait(ctx, pidfd)
+		unix.Close(pidfd)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil && starts == startsMax {
+			err = fmt.Errorf("%d have died", starts)
+		}
 		k.mu.Lock()
 		k.life.Close()
 		k.life = nil
-		done := k.done
 		k.mu.Unlock()
-		if done {
-			return
+		if err == nil {
+			pidfd, err = k.start()
 		}
-		if starts == startsMax {
-			k.cfg.Log(fmt.Sprintf("the step has no keeper any more: %d have died", starts))
-			return
-		}
-		next, err := k.start()
 		if err != nil {
 			k.cfg.Log(fmt.Sprintf("the step has no keeper any more: %v", err))
 			return
 		}
-		exited = next
-		k.cfg.Log(fmt.Sprintf("the step's keeper has died (%s), and another one watches over the step", ending(exit.Status)))
-		k.mu.Lock()
-		if k.done { // since the look above
-			k.goodbye()
-		}
-		k.mu.Unlock()
+		k.cfg.Log("the step's keeper has died, and another one watches over the step")
 	}
-}
-
-// ending names how a process ended.
-func ending(s syscall.WaitStatus) string {
-	if s.Signaled() {
-		return unix.SignalName(s.Signal())
-	}
-	return fmt.Sprintf("exit code %d", s.ExitStatus())
 }
 
 // Mark sets a mark for the orphan.
@@ -204,23 +196,20 @@ func (k *Keeper) Mark(i int) {
 	}
 }
 
-// Done says goodbye to the keeper and waits for its end: the daemon has ended its step by
-// itself. It may be called again.
+// Done says goodbye to the keeper: the daemon has ended its step by itself. It may be called
+// again.
 func (k *Keeper) Done() {
+	k.stop()
+	<-k.ended // no other keeper is started
 	k.mu.Lock()
-	first := !k.done
+	defer k.mu.Unlock()
+	if k.done {
+		return
+	}
 	k.done = true
-	k.goodbye()
-	k.mu.Unlock()
-	<-k.ended
-	if first {
-		k.close()
-	}
-}
-
-// goodbye is said once to each process; the caller holds mu.
-func (k *Keeper) goodbye() {
 	if k.life != nil {
-		_, _ = k.life.Write([]byte{bye}) // EPIPE: it has died, which follow learns
+		_, _ = k.life.Write([]byte{bye}) // EPIPE: it has died
+		k.life.Close()
 	}
+	k.close()
 }

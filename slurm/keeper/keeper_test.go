@@ -14,10 +14,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
-
-	"stepd/internal/linux"
 )
 
 // The test's own program is the step daemon too, run with the keeper's path, and the orphan.
@@ -43,14 +42,8 @@ func orphan() {
 
 // daemon does what it reads: "mark N", "done".
 func daemon(program, cgroup string) {
-	reaper := linux.NewReaper(func(linux.Exit) {}, nil)
 	k, err := Start(Config{
 		Program: program, Step: "12.0", Cgroups: []string{cgroup}, Will: []byte("the will"), Marks: 3,
-		Start: func(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
-			pid, exited, err := reaper.StartSpared(path, argv, attr)
-			fmt.Println("keeper", pid)
-			return pid, exited, err
-		},
 		Log: func(text string) { fmt.Println("log", text) },
 	})
 	if err != nil {
@@ -127,13 +120,28 @@ func (r *running) line(want string) string {
 	return strings.TrimSuffix(text, "\n")
 }
 
-func (r *running) keeper() int {
+// keeper is the keeper's pid: it is the test's child, beside the daemon. other is one that has
+// died.
+func (r *running) keeper(other int) int {
 	r.t.Helper()
-	pid, err := strconv.Atoi(strings.TrimPrefix(r.line("keeper "), "keeper "))
-	if err != nil {
-		r.t.Fatal(err)
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		threads, err := filepath.Glob("/proc/self/task/*/children")
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, path := range threads {
+			b, _ := os.ReadFile(path) // a thread may end
+			for _, field := range strings.Fields(string(b)) {
+				title, _ := os.ReadFile("/proc/" + field + "/cmdline")
+				pid, err := strconv.Atoi(field)
+				if string(title) == "stepkeeper: [12.0]\x00" && err == nil && pid != other {
+					return pid
+				}
+			}
+		}
 	}
-	return pid
+	r.t.Fatal("no keeper beside the daemon")
+	return 0
 }
 
 func (r *running) do(what string) {
@@ -169,12 +177,8 @@ func (r *running) end() {
 
 func TestDeath(t *testing.T) {
 	r := run(t)
-	pid := r.keeper()
 	r.line("ready")
-	title, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || string(title) != "stepkeeper: [12.0]\x00" {
-		t.Errorf("the keeper's title is %q, %v", title, err)
-	}
+	pid := r.keeper(0)
 	sid, err := unix.Getsid(pid)
 	if err != nil || sid != pid {
 		t.Errorf("the keeper's session is %d, %v", sid, err)
@@ -191,7 +195,6 @@ func TestDeath(t *testing.T) {
 
 func TestDone(t *testing.T) {
 	r := run(t)
-	r.keeper()
 	r.line("ready")
 	r.do("done")
 	r.do("mark 1") // a goroutine of the daemon that comes late
@@ -205,15 +208,15 @@ func TestDone(t *testing.T) {
 // A keeper that dies is followed by another, with the same estate; and not for ever.
 func TestKeeperDies(t *testing.T) {
 	r := run(t)
-	pid := r.keeper()
 	r.line("ready")
+	pid := r.keeper(0)
 	r.do("mark 0")
 	for range startsMax - 1 {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		pid = r.keeper()
-		r.line("log the step's keeper has died (SIGKILL)")
+		r.line("log the step's keeper has died")
+		pid = r.keeper(pid)
 	}
 	r.die()
 	r.line(`orphan slurmstepd: [12.0] "the will" true false false`)
@@ -222,15 +225,15 @@ func TestKeeperDies(t *testing.T) {
 
 func TestKeepersDie(t *testing.T) {
 	r := run(t)
-	pid := r.keeper()
 	r.line("ready")
+	pid := r.keeper(0)
 	for n := range startsMax {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		if n < startsMax-1 {
-			pid = r.keeper()
 			r.line("log the step's keeper has died")
+			pid = r.keeper(pid)
 		}
 	}
 	r.line("log the step has no keeper any more: 10 have died")
@@ -240,9 +243,7 @@ func TestKeepersDie(t *testing.T) {
 }
 
 func TestNoProgram(t *testing.T) {
-	reaper := linux.NewReaper(func(linux.Exit) {}, nil)
-	defer reaper.Close()
-	_, err := Start(Config{Program: "/no/such", Start: reaper.StartSpared})
+	_, err := Start(Config{Program: "/no/such"})
 	if err == nil || !strings.Contains(err.Error(), `cannot start the step's keeper: cannot start "/no/such"`) {
 		t.Errorf("%v", err)
 	}

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"stepd/eventlog"
 	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
 	"stepd/step"
@@ -20,6 +19,7 @@ import (
 
 // audience reports the step to srun and to the log.
 type audience struct {
+	*journal
 	d       *daemon
 	streams task.Streams
 	srun    *stdio.Streams // nil without srun
@@ -45,7 +45,7 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), outOpened: make(chan struct{})}
+	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), outOpened: make(chan struct{})}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
@@ -158,13 +158,16 @@ func (a *audience) State(rec step.Record) {
 		}
 	}
 	a.tell(m)
-	// The launch has left garbage that a long step need not carry.
-	time.AfterFunc(trimAfter, debug.FreeOSMemory)
+	// The launch has left garbage that a long step need not carry, and a short one is over
+	// before it has a record.
+	time.AfterFunc(trimAfter, func() {
+		rec := a.d.st.Record()
+		a.noteRunning(&rec)
+		debug.FreeOSMemory()
+	})
 }
 
 func (a *audience) Progress(step.Record)               {}
-func (a *audience) Event(eventlog.Event)               {}
-func (a *audience) Hooks(eventlog.HookCalls)           {}
 func (a *audience) Log(l launch.LogLevel, text string) { logAt(a.d.log, l, text) }
 
 // settle says that what waits for the tasks need not wait any more.
@@ -184,10 +187,10 @@ func (a *audience) isRunning() bool {
 const launchFailed = 4020
 
 // failedLaunch names all tasks: srun takes them as ended, and waits for the others.
-func failedLaunch(id wire.StepID, node string, rec *step.Record) *wire.LaunchResponse {
+func failedLaunch(id wire.StepID, node string, ranks []int) *wire.LaunchResponse {
 	m := &wire.LaunchResponse{Step: id, Node: node, RC: launchFailed}
-	for i := range rec.Tasks {
-		m.PIDs, m.Ranks = append(m.PIDs, 0), append(m.Ranks, uint32(rec.Tasks[i].Rank))
+	for _, r := range ranks {
+		m.PIDs, m.Ranks = append(m.PIDs, 0), append(m.Ranks, uint32(r))
 	}
 	return m
 }
@@ -199,7 +202,7 @@ const streamsPatience = 300 * time.Second
 func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	a.settle()
 	if !a.launched {
-		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, rec))
+		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, a.d.plan.Ranks))
 	}
 	a.ends.Tell()
 	close(a.messages)

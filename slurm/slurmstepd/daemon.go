@@ -113,8 +113,11 @@ func (d *daemon) wire() (err error) {
 	if d.aud, err = newAudience(d); err != nil {
 		return err
 	}
+	if err := d.guard(); err != nil {
+		return err
+	}
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
-		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{}, Guard: d.guard,
+		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{},
 		OnMain: func(f func()) { onMain <- f },
 	})
 	if err != nil {
@@ -187,6 +190,7 @@ func (d *daemon) run() int {
 	d.aud.finish(report, &rec)
 	d.complete(report, &rec)
 	d.mark(markComplete)
+	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	<-swept
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
 		d.log.Error(err)

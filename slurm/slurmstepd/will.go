@@ -17,7 +17,6 @@ import (
 	"stepd/slurm/rpc"
 	"stepd/slurm/spec"
 	"stepd/slurm/wire"
-	stepwire "stepd/stepd/wire"
 )
 
 // will is what the orphan must know to end a step whose daemon has died. It travels as JSON in
@@ -40,6 +39,7 @@ type will struct {
 	TimeoutMS   int64        `json:"timeout_ms"`
 	LogFile     string       `json:"log_file"`
 	Debug       uint32       `json:"debug"`
+	Spool       string       `json:"spool"`
 	// Remove are files of the step, and then directories if they are empty.
 	Remove []string `json:"remove"`
 	// Cgroups are the step's. A step without any is found by its session and by when its daemon
@@ -74,7 +74,7 @@ func (d *daemon) will() (*will, error) {
 		Step: p.id, Name: d.spec.ID.Name(), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
-		LogFile: conf.LogFile, Debug: conf.Debug, Remove: []string{d.socketConfig().Path()},
+		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path()},
 		Cgroups: proctrack.StepCgroups{Dir: d.spec.Proctrack.Dir, Tasks: d.spec.Proctrack.Tasks, V1: d.spec.Confine.V1},
 		Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
 	}
@@ -97,7 +97,7 @@ func (w *will) peers(log *logrus.Logger) *peers {
 }
 
 // guard starts the keeper. A step without one runs as Slurm's own do: the log says so.
-func (d *daemon) guard(start stepwire.Starter) error {
+func (d *daemon) guard() error {
 	w, err := d.will()
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (d *daemon) guard(start stepwire.Starter) error {
 	}
 	cfg := keeper.Config{
 		Program: filepath.Join(filepath.Dir(self), "stepkeeper"), Step: w.Name, Lock: d.place.Lock(),
-		Will: text, Marks: markRanks + len(w.Ranks), Start: start, Log: func(text string) { d.log.Warn(text) },
+		Will: text, Marks: markRanks + len(w.Ranks), Log: func(text string) { d.log.Warn(text) },
 	}
 	if w.Cgroups.Dir != "" {
 		cfg.Cgroups = []string{w.Cgroups.Tasks, w.Cgroups.Dir}

@@ -23,8 +23,7 @@ import (
 	"stepd/task/oom"
 )
 
-// Neighbours are what the caller of Step serves the step with. All but Services and Guard are
-// required.
+// Neighbours are what the caller of Step serves the step with. All but Services are required.
 type Neighbours struct {
 	Audience task.Audience
 	Streams  task.Streams
@@ -34,17 +33,10 @@ type Neighbours struct {
 	// Services are what the job's steps share, and the steps that the tasks start. It is
 	// called once, of a step with an MPI plugin; nil is none.
 	Services func() (launch.MPIServices, task.Spawned)
-	// Guard starts what watches over the step's daemon, before anything of the step runs; nil
-	// is nothing.
-	Guard func(start Starter) error
 	// OnMain runs work on the program's main thread, and returns when that has begun: the
 	// host dies with the thread that starts it (prctl(2)).
 	OnMain func(func())
 }
-
-// Starter starts a program that serves the step and is none of it: what ends the tasks spares
-// it. path and attr are as for syscall.StartProcess; exited has its end.
-type Starter = func(path string, argv []string, attr *syscall.ProcAttr) (pid int, exited <-chan linux.Exit, err error)
 
 // Step makes the step of a plan. The process must be a subreaper, and has no other reaper.
 // Nothing acts on the step before its Run.
@@ -60,13 +52,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 	if err != nil {
 		return nil, err
 	}
-	beside := startBeside(reaper, tracker)
-	if n.Guard != nil {
-		if err := n.Guard(beside); err != nil {
-			return nil, err
-		}
-	}
-	plugin, err := mpiPlugin(spec, mpi.Deps{Start: beside, Namespace: n.Namespaces.Mount})
+	plugin, err := mpiPlugin(spec, mpi.Deps{Start: startBeside(reaper, tracker), Namespace: n.Namespaces.Mount})
 	if err != nil {
 		return nil, err
 	}
@@ -161,7 +147,7 @@ func startHost(spec *step.Spec, cgroupFD int, onMain func(func())) (task.Host, e
 
 // startBeside runs programs that serve the tasks and are none: what ends the tasks
 // spares them.
-func startBeside(reaper *linux.Reaper, tracker task.Tracker) Starter {
+func startBeside(reaper *linux.Reaper, tracker task.Tracker) func(string, []string, *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
 	return func(path string, argv []string, attr *syscall.ProcAttr) (int, <-chan linux.Exit, error) {
 		pid, exited, err := reaper.StartSpared(path, argv, attr)
 		if s, ok := tracker.(interface{ Spare(pid int) }); ok && err == nil {
