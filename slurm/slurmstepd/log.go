@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"stepd/slurmconf"
 	"stepd/step/launch"
 )
 
@@ -35,6 +36,24 @@ const (
 	levelInfo    = 3
 	levelVerbose = 4
 )
+
+// logEarly logs an error of a time at which slurmd has not said where its log is, or cannot be
+// understood: where slurm.conf has it. Where that has none either, the error is slurmd's alone.
+func logEarly(text string) {
+	host, err := os.Hostname()
+	if err != nil {
+		return
+	}
+	c, err := slurmconf.LoadSlurmd(os.Getenv("SLURM_CONF"), host, "")
+	if err != nil || c.SlurmdLogFile == "" {
+		return
+	}
+	log, f := openLog(c.SlurmdLogFile, "slurmstepd", levelInfo)
+	log.Error(text)
+	if f != nil {
+		f.Close()
+	}
+}
 
 // openLog logs to slurmd's file. Where there is none it is nil, and the log goes to what
 // the program has as its stderr.

@@ -98,11 +98,11 @@ type caller struct {
 	in, out *os.File
 	once    sync.Once
 	timer   *time.Timer
-	log     func(string) // where errors go: known once the step's log is
+	log     func(string) // logEarly, until the step's log is known
 }
 
 func newCaller(in, out *os.File) *caller {
-	c := &caller{in: in, out: out, log: func(string) {}}
+	c := &caller{in: in, out: out, log: logEarly}
 	c.timer = time.AfterFunc(answerWithin, func() {
 		c.refuse(&refusal{unix.ETIMEDOUT, fmt.Errorf("cannot start the step within %v", answerWithin)})
 		os.Exit(1)

@@ -47,14 +47,20 @@ func self(t *testing.T, as string) *exec.Cmd {
 	return cmd
 }
 
-// A stream that is none is answered with an error number, and the program ends.
+// A stream that is none is answered with an error number and logged, and the program ends.
 func TestBadStream(t *testing.T) {
+	dir := t.TempDir()
+	conf, log := filepath.Join(dir, "slurm.conf"), filepath.Join(dir, "slurmd.log")
+	if err := os.WriteFile(conf, []byte("ClusterName=c\nSlurmctldHost=h\nSlurmdLogFile="+log+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, in := range map[string][]byte{
 		"nothing": nil, "cut": {8, 0, 0, 0, 0x26}, "another release": append([]byte{2, 0, 0, 0}, 0x77, 0),
 		"a long one": {0xff, 0xff, 0xff, 0x7f},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := self(t, "step")
+			cmd.Env = append(cmd.Env, "SLURM_CONF="+conf)
 			cmd.Stdin = bytes.NewReader(in)
 			out, err := cmd.Output()
 			if len(out) != 4 || syscall.Errno(binary.NativeEndian.Uint32(out)) != syscall.EINVAL {
@@ -63,6 +69,14 @@ func TestBadStream(t *testing.T) {
 			if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 {
 				t.Errorf("it ended with %v", err)
 			}
+			text, err := os.ReadFile(log)
+			if line, _, _ := strings.Cut(string(text), "\n"); err != nil || !strings.Contains(line, "] [slurmstepd] error: cannot ") {
+				t.Errorf("slurmd's log has %q (%v)", text, err)
+			}
+			if name == "another release" && !strings.Contains(string(text), "install the stepd that goes with this slurmd") {
+				t.Errorf("slurmd's log has %q", text)
+			}
+			os.Remove(log)
 		})
 	}
 }
