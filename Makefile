@@ -86,6 +86,19 @@ TIMEOUT ?= 20m
 integration: all examples ## black-box tests on the built programs
 	STRICT=1 STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -parallel 4 -timeout $(TIMEOUT) $(if $(RUN),-run '$(RUN)') ./integration | $(GATE)
 
+# Private Slurms of Debian's releases, each in a root that mmdebstrap makes once:
+# integration/slurm. CHECKS= names checks of testdata/checks.txt, SLURM_SELF=1 has Slurm's
+# own step daemon on both sides. SLURM_CACHE= is where the roots lie.
+.PHONY: slurm-test slurm-matrix
+SLURM_CACHE ?= /var/cache/stepd-slurm
+SLURM       := STRICT=1 SLURM_CACHE=$(SLURM_CACHE) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout $(TIMEOUT)
+slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and Slurm's step daemon (CHECKS=01,02)
+	CHECKS='$(CHECKS)' $(SLURM) -run ^TestRoot ./integration/slurm/... | $(GATE) $(if $(CHECKS),-v)
+
+slurm-matrix: all ## every such check on every release, and a table of the results
+	@mkdir -p $(BUILD); SLURM_MATRIX=1 CHECKS='$(CHECKS)' $(SLURM) -run '^TestRootSlurm[0-9]' ./integration/slurm > $(BUILD)/slurm-matrix.json; \
+	$(GATE) < $(BUILD)/slurm-matrix.json; status=$$?; integration/slurm/matrix.sh $(BUILD)/slurm-matrix.json; exit $$status
+
 .PHONY: faults
 FAULTS ?= 5
 faults: all ## kill each process at every phase of a step, FAULTS times (5)
@@ -134,6 +147,7 @@ test: deps-test all ## everything that this machine can run; installs what it ne
 	$(MAKE) fuzz
 	$(MAKE) test-root
 	$(MAKE) integration
+	$(MAKE) slurm-test
 	$(MAKE) vm-test
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2

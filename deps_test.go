@@ -104,10 +104,12 @@ var importRules = map[string]struct {
 	"stepd/internal/nearest":   {nil, "what a misspelt word was meant to be: standard library only"},
 
 	// What runs and judges tests.
-	"stepd/internal/testkit/gate": {nil, "reads go test's records"},
-	"stepd/integration/mpisuite":  {nil, "MPICH's own suite on the built programs"},
-	"stepd/integration/vm":        {nil, "boots the guest; knows the tests by their files"},
-	"stepd/integration/vm/guest":  {[]string{"stepd/internal/testkit"}, "black box: the installed programs only"},
+	"stepd/internal/testkit/gate":     {nil, "reads go test's records"},
+	"stepd/integration/mpisuite":      {nil, "MPICH's own suite on the built programs"},
+	"stepd/integration/slurm":         {nil, "black box: the built slurmstepd below Slurm's own slurmd"},
+	"stepd/integration/slurm/cluster": {nil, "a private Slurm: Debian's packages and nothing of ours"},
+	"stepd/integration/vm":            {nil, "boots the guest; knows the tests by their files"},
+	"stepd/integration/vm/guest":      {[]string{"stepd/internal/testkit"}, "black box: the installed programs only"},
 }
 
 type pkg struct {

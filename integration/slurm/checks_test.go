@@ -1,0 +1,142 @@
+package slurm
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A check is a script of testdata/checks.txt, whose head explains the flags.
+type check struct {
+	id     string
+	script string
+	site   string // a key of sites
+	limit  time.Duration
+	drop   string // an expression for lines that are not compared
+
+	sorted, alone, root, later, slow, racy bool
+}
+
+// user is the account that the check runs as.
+func (c check) user() string { return "u" + c.id }
+
+// parseChecks reads checks: "== ID FLAG..." and the lines of a script, until the next.
+func parseChecks(text string) (checks []check, err error) {
+	for i, line := range strings.SplitAfter(text, "\n") {
+		head, isHead := strings.CutPrefix(line, "== ")
+		switch {
+		case isHead:
+			c, err := parseHead(strings.Fields(head))
+			if err != nil {
+				return nil, fmt.Errorf("checks.txt:%d: %w", i+1, err)
+			}
+			if slices.ContainsFunc(checks, func(other check) bool { return other.id == c.id }) {
+				return nil, fmt.Errorf("checks.txt:%d: a second check %q", i+1, c.id)
+			}
+			checks = append(checks, c)
+		case line == "\n", strings.HasPrefix(line, "#"):
+		case len(checks) == 0 && line != "":
+			return nil, fmt.Errorf("checks.txt:%d: a command before the first check", i+1)
+		case line != "":
+			checks[len(checks)-1].script += line
+		}
+	}
+	for _, c := range checks {
+		if c.script == "" {
+			return nil, fmt.Errorf("checks.txt: %q has no command", c.id)
+		}
+	}
+	return checks, nil
+}
+
+func parseHead(words []string) (check, error) {
+	if len(words) == 0 {
+		return check{}, fmt.Errorf("a check without a name")
+	}
+	c := check{id: words[0], limit: 40 * time.Second}
+	flags := map[string]*bool{"sort": &c.sorted, "alone": &c.alone, "root": &c.root, "later": &c.later, "slow": &c.slow, "racy": &c.racy}
+	for _, word := range words[1:] {
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "site":
+			if _, ok := sites[value]; !ok {
+				return c, fmt.Errorf("%s: no such site %q", c.id, value)
+			}
+			c.site = value
+		case "drop":
+			if _, err := regexp.Compile(value); err != nil {
+				return c, fmt.Errorf("%s: drop: %w", c.id, err)
+			}
+			c.drop = value
+		case "limit":
+			s, err := strconv.Atoi(value)
+			if err != nil {
+				return c, fmt.Errorf("%s: limit: %w", c.id, err)
+			}
+			c.limit = time.Duration(s) * time.Second
+		default:
+			if flags[word] == nil {
+				return c, fmt.Errorf("%s: no such flag %q", c.id, word)
+			}
+			*flags[word] = true
+		}
+	}
+	return c, nil
+}
+
+func readChecks(t testing.TB) []check {
+	t.Helper()
+	text, err := os.ReadFile("testdata/checks.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checks, err := parseChecks(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return checks
+}
+
+func TestParseChecks(t *testing.T) {
+	checks, err := parseChecks("# head\n== 01 sort later limit=7\nsrun a\n\n# between\n== b site=acct\nsrun b\nsrun c\n")
+	want := []check{
+		{id: "01", script: "srun a\n", sorted: true, later: true, limit: 7 * time.Second},
+		{id: "b", script: "srun b\nsrun c\n", site: "acct", limit: 40 * time.Second},
+	}
+	if err != nil || !slices.Equal(checks, want) {
+		t.Errorf("got %+v, %v", checks, err)
+	}
+	for _, bad := range []string{"srun\n", "== \nsrun\n", "== a\n", "== a what\nx\n", "== a site=no\nx\n", "== a limit=x\nx\n", "== a drop=(\nx\n", "== a\nx\n== a\nx\n"} {
+		if got, err := parseChecks(bad); err == nil {
+			t.Errorf("%q: got %+v", bad, got)
+		}
+	}
+}
+
+// TestChecks holds what the table has of the list that was measured.
+func TestChecks(t *testing.T) {
+	checks := readChecks(t)
+	later, own := 0, 0
+	for i := 1; i <= 75; i++ {
+		id := fmt.Sprintf("%02d", i)
+		if has := slices.ContainsFunc(checks, func(c check) bool { return c.id == id }); has == (i == 28 || i == 48) {
+			t.Errorf("check %s: in the table %v", id, has)
+		}
+	}
+	for _, c := range checks {
+		if _, err := strconv.Atoi(strings.TrimPrefix(c.id, "b")); err != nil {
+			own++
+		}
+		if c.later {
+			later++
+		}
+	}
+	if later < 15 || own < 25 {
+		t.Errorf("%d checks for later releases, %d of our own", later, own)
+	}
+}

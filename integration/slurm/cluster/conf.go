@@ -1,0 +1,140 @@
+package cluster
+
+import (
+	"bytes"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Node is the cluster's node, and FirstJob its first job's number, which no other number
+// of a test's output looks like.
+const (
+	Node     = "n1"
+	FirstJob = 1000001
+)
+
+// firstUID is the id of the first user, and of its group.
+const firstUID = 7001
+
+// slurmConf is what every cluster has; a Site adds lines. The node takes more jobs than
+// any test runs at once, whatever the machine has.
+const slurmConf = `ClusterName=private
+SlurmctldHost=%[1]s(10.77.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=%[2]s/munge.sock
+CredType=cred/munge
+StateSaveLocation=%[2]s/state
+SlurmdSpoolDir=%[2]s/spool
+SlurmctldPidFile=%[2]s/slurmctld.pid
+SlurmdPidFile=%[2]s/slurmd.pid
+SlurmctldLogFile=%[2]s/slurmctld.log
+SlurmdLogFile=%[2]s/slurmd.log
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1
+FirstJobId=%[3]d
+ReturnToService=2
+KillWait=5
+MpiDefault=none
+PlugStackConfig=%[2]s/plugstack.conf
+PartitionName=p Nodes=%[1]s Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:16
+`
+
+// defaults are keys that a Site may set instead.
+var defaults = []string{
+	"ProctrackType=proctrack/linuxproc",
+	"TaskPlugin=task/none",
+	"JobAcctGatherType=jobacct_gather/none",
+	"SelectType=select/cons_tres",
+	"SelectTypeParameters=CR_CPU",
+	"SwitchType=switch/none",
+	"NodeName=" + Node + " NodeAddr=10.77.0.1 CPUs=256 State=UNKNOWN",
+}
+
+// write makes the files of the cluster's folder.
+func (c *Cluster) write(site Site, root string) error {
+	for _, sub := range []string{"state", "spool", "work"} {
+		if err := os.MkdirAll(c.Path(sub), 0o755); err != nil {
+			return err
+		}
+	}
+	conf := fmt.Appendf(nil, slurmConf, Node, c.Dir, FirstJob)
+	for _, line := range defaults {
+		key, _, _ := bytes.Cut([]byte(line), []byte("="))
+		if !bytes.HasPrefix([]byte(site.Conf), append(key, '=')) && !bytes.Contains([]byte(site.Conf), append(append([]byte("\n"), key...), '=')) {
+			conf = append(append(conf, line...), '\n')
+		}
+	}
+	cgroup := site.Cgroup
+	if cgroup == "" && site.Release != "22.05" {
+		cgroup = "CgroupPlugin=disabled\n" // these releases know no tree of both versions
+	}
+	key := make([]byte, 128)
+	if _, err := rand.Read(key); err != nil {
+		return err
+	}
+	files := map[string][]byte{
+		"slurm.conf":     append(conf, site.Conf...),
+		"plugstack.conf": nil,
+		"munge.key":      key,
+	}
+	if cgroup != "" {
+		files["cgroup.conf"] = []byte(cgroup)
+	}
+	for name, text := range site.Files {
+		files[name] = []byte(text)
+	}
+	for name, data := range files {
+		mode := os.FileMode(0o644)
+		if bytes.HasPrefix(data, []byte("#!")) {
+			mode = 0o755
+		}
+		data = bytes.ReplaceAll(data, []byte("DIR/"), []byte(c.Dir+"/"))
+		if err := os.WriteFile(c.Path(name), data, mode); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(c.Path("munge.key"), 0o600); err != nil {
+		return err
+	}
+	return c.writeEtc(site, root)
+}
+
+// writeEtc makes the folder that is the cluster's /etc: the image's with the Site's users.
+func (c *Cluster) writeEtc(site Site, root string) error {
+	if out, err := exec.Command("cp", "-a", root+"/etc", c.Path("etc")).CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot copy %q: %w: %s", root+"/etc", err, out)
+	}
+	var passwd, group bytes.Buffer
+	for i, name := range site.Users {
+		id := firstUID + i
+		home := filepath.Join(c.Path("work"), name)
+		fmt.Fprintf(&passwd, "%s:x:%d:%d::%s:/bin/bash\n", name, id, id, home)
+		fmt.Fprintf(&group, "%s:x:%d:\n", name, id)
+		if err := os.Mkdir(home, 0o755); err != nil {
+			return err
+		}
+		if err := os.Chown(home, id, id); err != nil {
+			return err
+		}
+		c.users[name] = uint32(id)
+	}
+	for name, lines := range map[string][]byte{"passwd": passwd.Bytes(), "group": group.Bytes()} {
+		f, err := os.OpenFile(c.Path("etc/"+name), os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(lines)
+		if closed := f.Close(); err == nil {
+			err = closed
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(c.Path("etc/hosts"), fmt.Appendf(nil, "127.0.0.1 localhost\n10.77.0.1 %s\n", Node), 0o644)
+}

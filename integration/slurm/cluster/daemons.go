@@ -1,0 +1,93 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// eventually calls a probe until it succeeds or the limit has passed: what it waits for
+// happens in daemons that report it to no one.
+func eventually(ctx context.Context, limit time.Duration, probe func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := probe()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (waited %v)", err, limit)
+		case <-tick.C:
+		}
+	}
+}
+
+func (c *Cluster) startMunged(ctx context.Context) error {
+	return c.do(ctx, "munged", "--force", "--key-file="+c.Path("munge.key"), "--socket="+c.Path("munge.sock"),
+		"--pid-file="+c.Path("munged.pid"), "--log-file="+c.Path("munged.log"), "--seed-file="+c.Path("munged.seed"))
+}
+
+// StartSlurmctld starts slurmctld and waits until it answers.
+func (c *Cluster) StartSlurmctld(ctx context.Context) error {
+	if err := c.do(ctx, "slurmctld", "-f", c.Path("slurm.conf")); err != nil {
+		return err
+	}
+	return eventually(ctx, startTime, func() error { return c.do(ctx, "scontrol", "show", "config") })
+}
+
+// StartSlurmd starts slurmd with the Site's step daemon and waits until the node takes
+// jobs.
+func (c *Cluster) StartSlurmd(ctx context.Context) error {
+	return c.StartSlurmdWith(ctx, c.site.StepDaemon)
+}
+
+// StartSlurmdWith starts slurmd with another step daemon; an empty path names Slurm's own.
+func (c *Cluster) StartSlurmdWith(ctx context.Context, stepDaemon string) error {
+	args := []string{"-f", c.Path("slurm.conf")}
+	if stepDaemon != "" {
+		args = append(args, "-d", stepDaemon)
+	}
+	if err := c.do(ctx, "slurmd", args...); err != nil {
+		return err
+	}
+	return eventually(ctx, startTime, func() error {
+		out, err := c.Command(ctx, "root", "sinfo", "-h", "-o", "%T").Output()
+		switch state := strings.TrimSpace(string(out)); {
+		case err != nil:
+			return err
+		case state != "idle" && state != "mixed" && state != "allocated":
+			return fmt.Errorf("the node is %q", state)
+		}
+		return nil
+	})
+}
+
+// End sends a daemon (munged, slurmctld, slurmd) a signal, and waits until it has ended.
+func (c *Cluster) End(ctx context.Context, daemon string, signal syscall.Signal) error {
+	text, err := os.ReadFile(c.Path(daemon + ".pid"))
+	if err != nil {
+		return err
+	}
+	pid := strings.TrimSpace(string(text))
+	if _, err := strconv.Atoi(pid); err != nil {
+		return fmt.Errorf("%s.pid: %w", daemon, err)
+	}
+	if err := c.do(ctx, "kill", "-"+strconv.Itoa(int(signal)), pid); err != nil {
+		return err
+	}
+	return eventually(ctx, stopTime, func() error {
+		if c.do(ctx, "kill", "-0", pid) == nil {
+			return errors.New(daemon + " lives")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,31 @@
+# Process 1 of a cluster's namespaces: init.sh ROOT DIR PROGRAMS. It builds the tree that
+# the cluster's processes see, with DIR and PROGRAMS (may be empty) in it, reports on
+# stdout that it is complete, and takes in orphans until stdin ends. The address is none of
+# loopback's: with these alone getaddrinfo(3) finds no host.
+set -e
+root=$1 dir=$2 programs=$3
+mount --make-rprivate /
+mount --bind "$root" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+for d in tmp run var/tmp; do
+	mount -t tmpfs -o mode=1777 tmpfs "$root/$d"
+done
+mkdir -p "$root$dir"
+mount --bind "$dir" "$root$dir"
+mount --bind "$dir/etc" "$root/etc"
+if [ -n "$programs" ]; then
+	mount --bind "$programs" "$root/usr/libexec/stepd"
+fi
+mount -o remount,bind,ro "$root"
+hostname n1
+cd "$root"
+exec chroot . /bin/sh -ec '
+ip link set lo up
+ip addr add 10.77.0.1/32 dev lo
+echo ready
+trap "exit 0" TERM
+{ cat <&3 >/dev/null; kill -TERM 1; } &
+exec 3<&- </dev/null >/dev/null 2>&1
+while :; do wait; done' 3<&0

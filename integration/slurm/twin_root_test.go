@@ -1,0 +1,262 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"stepd/integration/slurm/cluster"
+	"stepd/internal/testkit"
+)
+
+// sites are the clusters that checks run in. The first, "", is what a site has that has set
+// nothing.
+var sites = map[string]cluster.Site{
+	"":     {},
+	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
+	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
+	"affinity": {
+		Conf: "TaskPlugin=task/affinity\nNodeName=" + cluster.Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
+			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\n",
+		Files: map[string]string{
+			"task_prolog": "#!/bin/sh\necho print SITE_SAYS\necho export SITE_SAYS=hello\necho unset UNSET\n",
+			"prolog":      "#!/bin/sh\n[ ! -e DIR/prolog.fails ] && echo prolog.$SLURM_JOB_USER >> DIR/hooks.log\n",
+			"epilog":      "#!/bin/sh\necho epilog.$SLURM_JOB_USER >> DIR/hooks.log\n",
+		},
+	},
+}
+
+// workers is how many checks a cluster runs at once: most of them wait.
+const workers = 6
+
+// ours is where a cluster sees the step daemon under test.
+const ours = cluster.Programs + "/slurmstepd"
+
+// twins are two clusters of one site that differ in their step daemon alone.
+type twins struct {
+	release  string
+	theirs   *cluster.Cluster
+	ours     *cluster.Cluster
+	programs string // the folder of ours; empty: both have Slurm's own, as the harness's own test
+	rows     []difference
+}
+
+// start starts the two.
+func (w *twins) start(ctx context.Context, site cluster.Site) error {
+	site.Release, site.Cache = w.release, cache()
+	var errs [2]error
+	var wg sync.WaitGroup
+	wg.Go(func() { w.theirs, errs[0] = cluster.Start(ctx, site) })
+	mine := site
+	if w.programs != "" {
+		mine.Programs, mine.StepDaemon = w.programs, ours
+	}
+	wg.Go(func() { w.ours, errs[1] = cluster.Start(ctx, mine) })
+	wg.Wait()
+	return errors.Join(errs[:]...)
+}
+
+// stop ends the two, of which one may not have started.
+func (w *twins) stop(t testing.TB, site string) {
+	for name, c := range map[string]*cluster.Cluster{"theirs": w.theirs, "ours": w.ours} {
+		if c == nil {
+			continue
+		}
+		keep(t, c, strings.TrimRight(name+"-"+site, "-"))
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// run runs checks: those that disturb no other side by side, and then the others.
+func (w *twins) run(ctx context.Context, t *testing.T, checks []check) {
+	for _, c := range []*cluster.Cluster{w.theirs, w.ours} {
+		if err := placePrograms(c); err != nil {
+			t.Error(err)
+			return
+		}
+	}
+	var wg sync.WaitGroup
+	todo := make(chan check)
+	for range workers {
+		wg.Go(func() {
+			for c := range todo {
+				w.judge(ctx, t, c)
+			}
+		})
+	}
+	for _, c := range checks {
+		if !c.alone {
+			todo <- c
+		}
+	}
+	close(todo)
+	wg.Wait()
+	for _, c := range checks {
+		if c.alone {
+			w.judge(ctx, t, c)
+		}
+	}
+}
+
+// again is how often Slurm's own step daemon may run a check once more, where what it
+// prints depends on which of two things happens first: ours has to print one of the results.
+const again = 3
+
+// judge runs a check under both step daemons, and logs a line that make slurm-matrix
+// collects.
+func (w *twins) judge(ctx context.Context, t *testing.T, c check) {
+	began := time.Now()
+	var theirs, mine []string
+	var wg sync.WaitGroup
+	wg.Go(func() { theirs = c.run(ctx, t, w.theirs, "") })
+	wg.Go(func() {
+		daemon := ""
+		if w.programs != "" {
+			daemon = ours
+		}
+		mine = c.run(ctx, t, w.ours, daemon)
+	})
+	wg.Wait()
+	what := compare(theirs, mine)
+	left, unused := unintended(w.rows, w.release, c.id, what)
+	for n := 0; n < again && len(left)+len(unused) > 0; n++ {
+		what = compare(c.run(ctx, t, w.theirs, ""), mine)
+		if l, u := unintended(w.rows, w.release, c.id, what); len(l)+len(u) < len(left)+len(unused) {
+			left, unused = l, u
+		}
+	}
+	verdict := "same"
+	if len(what) > 0 {
+		verdict = "intended"
+	}
+	if len(left) > 0 {
+		verdict = "DIFFERS"
+		t.Errorf("%s under %s:\n%s\n%s\nslurmstepd printed:\n%s", c.id, w.release, c.script, strings.Join(left, "\n"), strings.Join(theirs, "\n"))
+	}
+	for _, row := range unused {
+		t.Errorf("differences.tsv:%d: no such difference any more: %s under %s: %s", row.line, c.id, w.release, row.what)
+	}
+	t.Logf("matrix\t%s\t%s\t%s\t%.1fs", w.release, c.id, verdict, time.Since(began).Seconds())
+}
+
+// cache is the folder of images.
+func cache() string {
+	if dir := os.Getenv("SLURM_CACHE"); dir != "" {
+		return dir
+	}
+	return "/var/cache/stepd-slurm"
+}
+
+// programs is the folder of the built programs.
+func programs(t testing.TB) string {
+	dir := os.Getenv("STEPD_BIN")
+	if dir == "" {
+		dir = "../../bin"
+	}
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		_, err = os.Stat(filepath.Join(dir, filepath.Base(ours)))
+	}
+	if err != nil {
+		t.Fatalf("the program under test is not built (run make): %v", err)
+	}
+	return dir
+}
+
+// keep leaves the daemons' logs in build/slurm.
+func keep(t testing.TB, c *cluster.Cluster, name string) {
+	dir := filepath.Join("../../build/slurm", t.Name(), name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"slurmctld.log", "slurmd.log"} {
+		text, err := os.ReadFile(c.Path(name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// placePrograms puts programs for PMI-2 and PMIx into the cluster's folder.
+func placePrograms(c *cluster.Cluster) error {
+	for _, p := range []struct{ out, source, flags string }{
+		{"pmi2", "testdata/mpi/pmi2.c", "-lpmi2"},
+		{"pmix", "testdata/mpi/pmix.c", "-I/usr/lib/x86_64-linux-gnu/pmix2/include -L/usr/lib/x86_64-linux-gnu/pmix2/lib -lpmix"},
+	} {
+		args := append([]string{"-Wall", "-o", c.Path(p.out), p.source}, strings.Fields(p.flags)...)
+		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("cannot compile %q: %w: %s", p.source, err, out)
+		}
+	}
+	return nil
+}
+
+// compareAll runs a release's checks under both step daemons, each site's in clusters of
+// its own. CHECKS= names checks instead; SLURM_SELF=1 has Slurm's own step daemon on both
+// sides, which must not differ at all.
+func compareAll(t *testing.T, release string, wanted func(check) bool) {
+	testkit.RequireRoot(t)
+	only := strings.Fields(strings.ReplaceAll(os.Getenv("CHECKS"), ",", " "))
+	bySite := map[string][]check{}
+	for _, c := range readChecks(t) {
+		if slices.Contains(only, c.id) || len(only) == 0 && wanted(c) {
+			bySite[c.site] = append(bySite[c.site], c)
+		}
+	}
+	bin, rows := "", []difference(nil)
+	if os.Getenv("SLURM_SELF") != "1" {
+		bin, rows = programs(t), readDifferences(t)
+	}
+	var wg sync.WaitGroup
+	errs := make(chan error, len(bySite))
+	for name, checks := range bySite {
+		site := sites[name]
+		for _, c := range checks {
+			site.Users = append(site.Users, c.user())
+		}
+		w := &twins{release: release, programs: bin, rows: rows}
+		wg.Go(func() {
+			err := w.start(t.Context(), site)
+			if err == nil {
+				w.run(t.Context(), t, checks)
+			}
+			w.stop(t, name)
+			errs <- err
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		if errors.Is(err, cluster.ErrMoved) && release != "22.05" {
+			t.Skipf("not run: %v", err)
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// whole is every check but those that wait for slurmctld's minutes; make slurm-matrix runs
+// those as well.
+func whole(c check) bool { return !c.slow || matrix() }
+
+// short is the list of checks for the later releases.
+func short(c check) bool { return c.later || matrix() }
+
+func matrix() bool { return os.Getenv("SLURM_MATRIX") == "1" }
+
+func TestRootSlurm2205(t *testing.T) { compareAll(t, "22.05", whole) }
+func TestRootSlurm2411(t *testing.T) { compareAll(t, "24.11", short) }
+func TestRootSlurm2605(t *testing.T) { compareAll(t, "26.05", short) }
