@@ -147,7 +147,6 @@ test: deps-test all ## everything that this machine can run; installs what it ne
 	$(MAKE) fuzz
 	$(MAKE) test-root
 	$(MAKE) integration
-	$(MAKE) slurm-test
 	$(MAKE) vm-test
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
