@@ -1,12 +1,14 @@
 package slurmstepd
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"stepd/slurm/stdio"
@@ -28,10 +30,12 @@ type audience struct {
 	// openOut opens the latter at the first message, which closes outOpened.
 	openOut   sync.Once
 	outOpened chan struct{}
+	passing   sync.WaitGroup // messages to srun
 	// said are messages to srun, in their order; the channel closes with the step.
-	messages chan wire.Message
-	sent     chan struct{} // closed when all are sent
-	launched bool          // srun knows that the tasks run; only Run's goroutine uses it
+	messages  chan wire.Message
+	sent      chan struct{} // closed when all are sent
+	noStreams atomic.Bool   // the tasks could not get their streams
+	launched  bool          // srun knows that the tasks run; only Run's goroutine uses it
 	// running is closed when the tasks run, or will not.
 	running chan struct{}
 	once    sync.Once
@@ -74,6 +78,7 @@ func (a *audience) connect(ctx context.Context, st *task.Step) {
 			err = a.srun.Attach(st)
 		}
 		if err != nil {
+			a.noStreams.Store(true)
 			a.d.log.Error(err)
 			a.Say(a.d.spec.Speaker + ": error: " + err.Error())
 			st.Cancel(err.Error())
@@ -122,11 +127,28 @@ func (a *audience) openStderr() {
 	if err == nil {
 		f, err = a.opener().Open(path, true)
 	}
-	if err != nil {
-		a.d.log.Errorf("cannot write messages to the tasks' stderr file %q: %v", path, err)
-		return
+	if err != nil { // the tasks do not open it either: srun prints why
+		if f, err = a.toSrun(); err != nil {
+			a.d.log.Errorf("cannot write messages to srun: %v", err)
+			return
+		}
 	}
 	a.out.To(f)
+}
+
+// toSrun is a file whose lines go to srun.
+func (a *audience) toSrun() (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	a.passing.Go(func() {
+		defer r.Close()
+		for lines := bufio.NewScanner(r); lines.Scan(); {
+			a.srun.Say(lines.Text())
+		}
+	})
+	return w, nil
 }
 
 func (a *audience) opener() stdio.Opener {
@@ -182,13 +204,16 @@ func (a *audience) isRunning() bool {
 	}
 }
 
-// launchFailed is the code for srun of a launch that did not come to its tasks
-// (ESLURMD_EXECVE_FAILED, slurm_errno.h).
-const launchFailed = 4020
+// Codes for srun of a launch that did not come to its tasks (ESLURMD_EXECVE_FAILED and
+// ESLURMD_IO_ERROR, slurm_errno.h).
+const (
+	launchFailed  = 4020
+	streamsFailed = 4021
+)
 
 // failedLaunch names all tasks: srun takes them as ended, and waits for the others.
-func failedLaunch(id wire.StepID, node string, ranks []int) *wire.LaunchResponse {
-	m := &wire.LaunchResponse{Step: id, Node: node, RC: launchFailed}
+func failedLaunch(id wire.StepID, node string, ranks []int, code uint32) *wire.LaunchResponse {
+	m := &wire.LaunchResponse{Step: id, Node: node, RC: code}
 	for _, r := range ranks {
 		m.PIDs, m.Ranks = append(m.PIDs, 0), append(m.Ranks, uint32(r))
 	}
@@ -202,10 +227,15 @@ const streamsPatience = 300 * time.Second
 func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	a.settle()
 	if !a.launched {
-		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, a.d.plan.Ranks))
+		code := uint32(launchFailed)
+		if a.noStreams.Load() {
+			code = streamsFailed
+		}
+		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, a.d.plan.Ranks, code))
 	}
 	a.ends.Tell()
 	close(a.messages)
+	a.closeOut()
 	if a.srun != nil {
 		ctx, cancel := context.WithTimeout(ctx, streamsPatience)
 		defer cancel()
@@ -214,7 +244,6 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 		}
 	}
 	<-a.sent
-	a.closeOut()
 }
 
 // outPatience is how long a file is waited for that a message is to go to.
@@ -231,4 +260,5 @@ func (a *audience) closeOut() {
 		}
 	}
 	a.out.Close()
+	a.passing.Wait()
 }

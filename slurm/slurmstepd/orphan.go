@@ -157,7 +157,7 @@ var killed = step.SignaledBy(unix.SIGKILL)
 // reportSrun tells srun what it has not been told yet.
 func (o *orphan) reportSrun(ctx context.Context) {
 	if !o.estate.Marked(markLaunched) {
-		o.peers.tellLauncher(ctx, failedLaunch(o.will.Step, o.will.Node, o.will.Ranks))
+		o.peers.tellLauncher(ctx, failedLaunch(o.will.Step, o.will.Node, o.will.Ranks, launchFailed))
 		return
 	}
 	m := &wire.TaskExit{Step: o.will.Step, Status: uint32(killed)}

@@ -47,7 +47,8 @@ type loop struct {
 	name        string // before messages to the user
 	patience    time.Duration
 	epoll, wake int
-	speaker     *output       // that the step's own messages go by; nil without one; set by New
+	speaker     *output       // that the step's own messages go by; set by New
+	extra       bool          // srun waits for the speaker's end, which is no task's; set by New
 	there       [3]bool       // which streams come by here; set by New
 	all         chan struct{} // closed when no output is open, once draining
 	done        chan struct{} // closed when the loop has ended
@@ -268,9 +269,9 @@ func (l *loop) look() (later bool) {
 	}
 	l.news = nil
 	l.attached = l.given
-	if o := l.speaker; len(l.said) > 0 && o != nil && o.labelled {
+	if o := l.speaker; o.labelled {
 		l.saying = append(l.saying, l.said...) // its file may be opened later
-	} else if len(l.said) > 0 && o != nil && l.sock >= 0 {
+	} else if l.sock >= 0 {
 		l.out, _ = appendFrames(l.out, o.header, l.said, false)
 	}
 	l.said = l.said[:0]
@@ -538,6 +539,9 @@ func (l *loop) advance() {
 			if !o.closed {
 				l.sendEnd(o)
 			}
+		}
+		if l.extra && !l.speaker.closed {
+			l.sendEnd(l.speaker)
 		}
 	}
 }

@@ -63,6 +63,7 @@ type Streams struct {
 func New(cfg Config) *Streams {
 	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
 	l := s.loop
+	l.speaker = &output{header: header{kind: stderr}}
 	l.in.byID, l.in.ranks = make(map[uint16]*input), make(map[uint16]bool)
 	for local, rank := range cfg.Ranks {
 		l.in.ranks[uint16(rank)] = true
@@ -87,8 +88,11 @@ func New(cfg Config) *Streams {
 	}
 	if i := slices.IndexFunc(l.outs, func(o *output) bool { return o.kind == by }); i >= 0 {
 		l.speaker = l.outs[i]
-		l.speaker.last = true
+	} else if len(cfg.Ranks) > 0 {
+		l.speaker.rank = uint16(cfg.Ranks[0])
+		l.extra = cfg.Streams[2].Kind != step.StreamNull
 	}
+	l.speaker.last = true
 	l.open = len(l.outs)
 	return s
 }
@@ -117,6 +121,9 @@ func (s *Streams) open(ctx context.Context) error {
 		if !o.labelled {
 			ends[o.kind]++
 		}
+	}
+	if s.loop.extra {
+		ends[stderr]++
 	}
 	hello, err := greeting(s.cfg.Release, s.cfg.Node, ends, s.cfg.Key)
 	if err != nil {
@@ -246,12 +253,17 @@ func tasksTerminal() (ours, tasks int, err error) {
 }
 
 // Speaks reports whether the step's own messages go by here.
-func (s *Streams) Speaks() bool { return s.loop.speaker != nil }
+func (s *Streams) Speaks() bool { return slices.Contains(s.loop.outs, s.loop.speaker) }
 
 // Say sends a line of the step's own after what the first task has written to stderr so far:
-// to srun, or to the file with its labels. It is dropped where stderr does not go by here, and
-// where srun takes too little for too long.
-func (s *Streams) Say(line string) { s.loop.say(line) }
+// to srun, or to the file with its labels. It goes to srun as well where stderr does not go by
+// here, and nowhere where there is none (-e none). It is dropped where srun takes too little for
+// too long.
+func (s *Streams) Say(line string) {
+	if s.Speaks() || s.loop.extra {
+		s.loop.say(line)
+	}
+}
 
 // Used reports whether what tasks write comes by here.
 func (s *Streams) Used() bool { return len(s.loop.outs) > 0 }

@@ -287,7 +287,10 @@ func TestEnds(t *testing.T) {
 		want    [3]uint32
 	}{
 		{"all", [3]step.Stream{client, client, client}, [3]uint32{0, 3, 3}},
-		{"none", [3]step.Stream{null, null, {Kind: step.StreamFile}}, [3]uint32{}},
+		{"none", [3]step.Stream{null, client, null}, [3]uint32{0, 3, 0}},
+		{"none at all", [3]step.Stream{null, null, null}, [3]uint32{}},
+		// The step's messages have a stream of their own.
+		{"files", [3]step.Stream{null, {Kind: step.StreamFile}, {Kind: step.StreamFile}}, [3]uint32{0, 0, 1}},
 		{"one task's", [3]step.Stream{null, {Kind: step.StreamClient, Rank: &one}, client}, [3]uint32{0, 1, 3}},
 		{"another node's", [3]step.Stream{client, {Kind: step.StreamClient, Rank: &other}, null}, [3]uint32{}},
 	} {
@@ -298,7 +301,7 @@ func TestEnds(t *testing.T) {
 			if r.srun.ends != c.want {
 				t.Errorf("srun is told %v, want %v", r.srun.ends, c.want)
 			}
-			if used := c.want != [3]uint32{}; r.Used() != used {
+			if used := c.streams[1].Kind == client.Kind && c.want[1] > 0 || c.streams[2].Kind == client.Kind; r.Used() != used {
 				t.Errorf("Used = %v", r.Used())
 			}
 			r.tasksEnd()
@@ -518,6 +521,7 @@ func TestSayElsewhere(t *testing.T) {
 	}{
 		{step.Stream{Kind: step.StreamClient, Rank: &five}, header{kind: stderr, rank: 5, local: 1}},
 		{step.Stream{Kind: step.StreamSame}, header{kind: stdout, rank: 4}},
+		{step.Stream{Kind: step.StreamFile}, header{kind: stderr, rank: 4}},
 	} {
 		cfg := config(2)
 		cfg.Streams[2] = c.stderr
