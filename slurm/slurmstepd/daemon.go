@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/signal"
 	"os/user"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -17,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
+	"stepd/internal/lookup"
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
 	"stepd/slurm/place"
@@ -68,12 +71,15 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	if d.spec, err = spec.Of(s, d.conf); err != nil {
 		return nil, &refusal{unix.EINVAL, err}
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+	defer cancel()
+	if err := d.findUser(ctx); err != nil {
+		return nil, err
+	}
 	// Every orphan of the step becomes our child, so that none is lost.
 	if err := linux.SetSubreaper(); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
-	defer cancel()
 	if d.place, err = place.Make(ctx, place.Config{
 		Spool: s.Conf.Spool, Node: s.Conf.Node, Site: d.conf, MemoryMB: s.Conf.RealMemory, Bindable: true,
 	}, d.spec); err != nil {
@@ -94,6 +100,28 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 		return nil, &refusal{unix.EINVAL, err}
 	}
 	return d, d.wire()
+}
+
+// findUser asks the name service for the user's name and groups, where the credential has
+// none (LaunchParameters=disable_send_gids). It runs before anything else waits for children.
+func (d *daemon) findUser(ctx context.Context) error {
+	u := &d.spec.User
+	if u.Name != "" {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("cannot find spankhost: %w", err)
+	}
+	known, err := lookup.New(filepath.Join(filepath.Dir(self), "spankhost")).ByUID(ctx, u.UID)
+	if err != nil {
+		return fmt.Errorf("cannot find user %d, whom the credential does not name: %w", u.UID, err)
+	}
+	u.Name, u.Groups = known.Name, known.Groups
+	if !slices.Contains(u.Groups, u.GID) {
+		u.Groups = append(u.Groups, u.GID)
+	}
+	return nil
 }
 
 // stepName is the step as users and logs write it: "12.0", "12.batch".
