@@ -29,6 +29,7 @@ func TestHackingPaths(t *testing.T) {
 	}{
 		{"From a request to exec", 8, 100, 1500, 12},
 		{"From a cancel to the kill", 100, 7, 1500, 6},
+		{"From srun to exec, under slurmd", 9, 12, 1000, 10},
 	} {
 		t.Run(way.section, func(t *testing.T) {
 			var rooms, files []string
