@@ -42,7 +42,7 @@ TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format libslurm-dev 
               mpich libmpich-dev libpmi2-0 libpmi2-0-dev openmpi-bin libopenmpi-dev libpmix-dev libpmix-bin \
               qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static tmux \
               bash-completion zsh fish groff-base mandoc bindfs munge
-DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev
+DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev mmdebstrap
 
 define need_packages
 	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}\n' $$p 2>/dev/null | grep -q '^install ok' || echo $$p; done); \
@@ -166,8 +166,9 @@ examples: $(BIN)/spankhost ## the example plugins and MPI programs
 need-root:
 	@[ "$$(id -u)" = 0 ] || { echo 'make demo needs root, for cgroups, mounts and missing Debian packages: sudo make demo' >&2; exit 1; }
 
-demo: need-root deps-demo all examples ## the main job: MPI under two SPANK plugins, and where the time went
-	@./examples/demo.sh $(CURDIR)/$(BIN) $(CURDIR)/$(BUILD)/examples
+demo: need-root deps-demo all examples ## the main job: MPI under two SPANK plugins, and where the time went; srun under Slurm
+	@$(GO) build -o $(BUILD)/slurm-demo ./integration/slurm/demo
+	@./examples/demo.sh $(CURDIR)/$(BIN) $(CURDIR)/$(BUILD)/examples $(BUILD)/slurm-demo -bin $(CURDIR)/$(BIN) -cache $(SLURM_CACHE)
 
 .PHONY: bench
 bench: all ## the benchmark table, its peers measured in the same run (BASE=DIR: another release in DIR/bin is the peer; RUN=table,table)

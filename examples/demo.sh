@@ -1,9 +1,9 @@
 #!/bin/bash
 # The main job: a private noded, MPI programs of four ranks under two SPANK plugins, and
-# where the launch time went. `make demo` calls it, as root, with the folders of the
-# programs and of the examples.
+# where the launch time went; then srun under a private Slurm. `make demo` calls it, as
+# root, with the folders of the programs and of the examples, and the command for Slurm.
 set -euo pipefail
-bin=$1 built=$2
+bin=$1 built=$2 slurm=("${@:3}")
 dir=$(mktemp -d /tmp/stepd-demo.XXXXXX)
 noded=
 finish() {
@@ -66,12 +66,14 @@ part 'The record of the MPI step shows where its launch time went, stage by stag
 shows stepctl timeline 1.0
 part 'All steps of this demonstration, with their final states:'
 shows stepctl ps --all
+"${slurm[@]}"
 cat <<NEXT
 
 What to try next:
 
   bin/stepctl run -n 2 --mpi=pmi2 ./your_program   your own program; as root, no daemon has to run
   bin/stepctl run --help                           srun's options, and what stepctl adds to them
+  docs/slurm.md                                    stepd's step daemon on a cluster with Slurm
   make install                                     noded, its unit, the man pages (docs/install.md)
   examples/plugins                                 the sources of both plugins, to begin your own with
   README.md, docs/HACKING.md                       what this is, and how it works
