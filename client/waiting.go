@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -298,14 +299,14 @@ func (l *launch) look() (*step.Record, []eventlog.Event) {
 	if inHook(rec) || rec.State == step.Running {
 		return rec, nil
 	}
-	events, _ := EventsOf(ctx, l.client, l.id) // what was read says where the launch stands
+	events, _ := EventsOf(l.id, l.client.Events(ctx, l.id, false)) // what was read says where the launch stands
 	return rec, events
 }
 
-// EventsOf reads the events of a step that may explain something. With an error they are
-// those before it.
-func EventsOf(ctx context.Context, noded *api.Client, id step.ID) (events []eventlog.Event, err error) {
-	for doc, err := range noded.Events(ctx, id, false) {
+// EventsOf are the events that may explain something of a step's log, which lines read. With
+// an error they are the events before it.
+func EventsOf(id step.ID, lines iter.Seq2[json.RawMessage, error]) (events []eventlog.Event, err error) {
+	for doc, err := range lines {
 		var e eventlog.Event
 		if err == nil {
 			if err = json.Unmarshal(doc, &e); err != nil {

@@ -3,10 +3,11 @@ package report
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -23,22 +24,28 @@ import (
 // ExplainCommand is the verb explain.
 func ExplainCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
+	from := sources{d: d}
 	c := &cobra.Command{
 		Use: "explain JOB[.STEP]", Short: "say what happened to a step and why, or what it waits for", Args: cobra.ExactArgs(1),
-		RunE: onRef(func(ref api.StepRef) error { return explainSteps(d, ref, asJSON) }),
+		RunE: onRef(func(ref api.StepRef) error { return explainSteps(&from, ref, asJSON) }),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	from.flag(c.Flags())
 	return c
 }
 
-func explainSteps(d *client.Dialer, ref api.StepRef, asJSON bool) error {
-	recs, err := recordsNow(d, ref)
+func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
+	s, err := from.choose()
+	if err != nil {
+		return err
+	}
+	recs, err := s.records(ref)
 	if err != nil {
 		return err
 	}
 	all := make([]*explain.Explanation, len(recs))
 	for i, rec := range recs {
-		events, err := eventsOf(d, rec.ID)
+		events, err := eventsOf(s, rec.ID)
 		if err != nil {
 			return err
 		}
@@ -65,31 +72,10 @@ func explainSteps(d *client.Dialer, ref api.StepRef, asJSON bool) error {
 	return nil
 }
 
-// recordsNow are the records of a step, or of a job's steps, with what processes
-// do now where a stepd answers: one that does not is why the user asks.
-func recordsNow(d *client.Dialer, ref api.StepRef) (recs []*step.Record, err error) {
-	recs, err = client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
-		ctx, cancel := context.WithTimeout(ctx, statPatience)
-		defer cancel()
-		return noded.Stat(ctx, ref)
-	})
-	if code := api.CodeOf(err); code == api.Unavailable || code == api.DeadlineExceeded {
-		unanswered := err
-		recs, err = client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
-		if err == nil {
-			terminal.Say("%s: what its processes do is not known", unanswered)
-		}
-	}
-	return recs, err
-}
-
-// statPatience is how long a stepd may take to look at its processes.
-const statPatience = 10 * time.Second
-
 // eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
-func eventsOf(d *client.Dialer, id step.ID) ([]eventlog.Event, error) {
-	events, err := client.EventsOf(context.Background(), d.Client(), id)
-	if api.CodeOf(err) == api.NotFound {
+func eventsOf(s source, id step.ID) ([]eventlog.Event, error) {
+	events, err := client.EventsOf(id, s.lines(id, false))
+	if api.CodeOf(err) == api.NotFound || errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return events, err
@@ -98,10 +84,11 @@ func eventsOf(d *client.Dialer, id step.ID) ([]eventlog.Event, error) {
 // EventsCommand is the verb events.
 func EventsCommand(d *client.Dialer) *cobra.Command {
 	var follow, asJSON bool
+	from := sources{d: d}
 	c := &cobra.Command{
 		Use: "events [options] JOB.STEP", Short: "print a step's event log, one JSON object a line", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return eachEvent(d, args[0], follow, func(line []byte) error {
+			return eachEvent(&from, args[0], follow, func(line []byte) error {
 				if rest, ok := bytes.CutPrefix(line, []byte("{")); asJSON && ok {
 					line = append(fmt.Appendf(nil, `{"schema":%d,`, step.Schema), rest...)
 				}
@@ -112,16 +99,21 @@ func EventsCommand(d *client.Dialer) *cobra.Command {
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the step ends")
 	c.Flags().BoolVar(&asJSON, "json", false, "with the number of the schema in each line")
+	from.flag(c.Flags())
 	return c
 }
 
 // eachEvent hands every line of a step's log to f.
-func eachEvent(d *client.Dialer, name string, follow bool, f func([]byte) error) error {
+func eachEvent(from *sources, name string, follow bool, f func([]byte) error) error {
 	id, err := step.ParseID(name)
 	if err != nil {
 		return err
 	}
-	for line, err := range d.Client().Events(context.Background(), id, follow) {
+	s, err := from.choose()
+	if err != nil {
+		return err
+	}
+	for line, err := range s.lines(id, follow) {
 		if err != nil {
 			return err
 		}
@@ -136,11 +128,12 @@ func eachEvent(d *client.Dialer, name string, follow bool, f func([]byte) error)
 func TimelineCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	var svg string
+	from := sources{d: d}
 	c := &cobra.Command{
 		Use: "timeline [options] JOB.STEP", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			var b eventlog.TimelineBuilder
-			err := eachEvent(d, args[0], false, func(line []byte) error {
+			err := eachEvent(&from, args[0], false, func(line []byte) error {
 				var e eventlog.Event
 				if err := json.Unmarshal(line, &e); err != nil {
 					return fmt.Errorf("cannot parse an event: %w", err)
@@ -171,5 +164,6 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 	c.Flags().StringVar(&svg, "svg", "", "draw it as a picture (SVG) into `FILE`; - is standard output")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	c.MarkFlagsMutuallyExclusive("svg", "json")
+	from.flag(c.Flags())
 	return c
 }
