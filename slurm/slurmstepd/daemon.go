@@ -230,7 +230,7 @@ func (d *daemon) run() int {
 
 // complete tells slurmctld that the step has ended here.
 func (d *daemon) complete(ctx context.Context, rec *step.Record) {
-	rc := uint32(d.verdict.status(rec))
+	rc, used := uint32(d.verdict.status(rec)), usage(rec, d.stream.Conf.TRES, d.spec.NodeID)
 	if d.silent.Load() && d.stream.Batch != nil {
 		return
 	}
@@ -240,11 +240,11 @@ func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 			fault = slurmError
 		}
 		d.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{
-			Step: d.id(), RC: rc, Fault: fault, UID: d.spec.User.UID, Node: d.spec.NodeName,
+			Step: d.id(), RC: rc, Fault: fault, UID: d.spec.User.UID, Node: d.spec.NodeName, Usage: used,
 		})
 		return
 	}
-	d.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc})
+	d.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc, Usage: used})
 }
 
 // slurmError is Slurm's SLURM_ERROR, as an error of a batch job's launch.

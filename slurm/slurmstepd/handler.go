@@ -149,8 +149,14 @@ func (h *handler) PIDs() []int {
 	return pids
 }
 
-// Usage is nil: what the tasks have used is reported with the end of the step.
-func (h *handler) Usage() (packed []byte, tasks int) { return nil, len(h.plan.Ranks) }
+// Usage is what the tasks have used so far, nil where the site counts nothing.
+func (h *handler) Usage() (packed []byte, tasks int) {
+	rec := h.st.Stat()
+	if u := usage(&rec, h.stream.Conf.TRES, h.spec.NodeID); u != nil {
+		packed = wire.PackUsage(u)
+	}
+	return packed, len(h.plan.Ranks)
+}
 
 // Reopen is for a log that was moved away.
 func (h *handler) Reopen() error {

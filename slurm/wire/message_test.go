@@ -68,8 +68,13 @@ func TestUsageOf(t *testing.T) {
 	if b := PackUsage(nil); !bytes.Equal(b, []byte{0}) {
 		t.Errorf("nothing is %x", b)
 	}
-	if n, want := len(PackUsage(u)), 1+2*12+4+8+4+2*4+4+14*(4+2*8); n != want {
+	b := PackUsage(u)
+	if n, want := len(b), 1+2*12+4+8+4+2*4+4+2*28+14*(4+2*8); n != want {
 		t.Errorf("%d bytes, want %d", n, want)
+	}
+	r := newReader(V2205, "usage", b[1+2*12+4+8+4+2*4:])
+	if list := r.tres("list"); len(list) != 2 || list[1].ID != 1001 {
+		t.Errorf("the list is %+v", list)
 	}
 }
 

@@ -35,7 +35,7 @@ var unmeasured = Figures{Infinite64, Infinite64, Infinite64, Infinite64, Infinit
 // TRESUsage is what a step has used of a resource: In is what it has taken or read, Out what it
 // has written.
 type TRESUsage struct {
-	ID      uint32
+	TRES
 	In, Out Figures
 }
 
@@ -53,7 +53,7 @@ type Usage struct {
 func NewUsage(site []TRES) *Usage {
 	u := &Usage{TRES: make([]TRESUsage, len(site))}
 	for i, t := range site {
-		u.TRES[i] = TRESUsage{t.ID, unmeasured, unmeasured}
+		u.TRES[i] = TRESUsage{t, unmeasured, unmeasured}
 	}
 	return u
 }
@@ -68,15 +68,27 @@ func (u *Usage) Of(id uint32) *TRESUsage {
 	return nil
 }
 
-// PackUsage is a usage as it is packed in messages and on a step's socket, the same in all
-// releases.
+// PackUsage is a usage as it is packed on a step's socket, the same in all releases: sstat learns
+// there which resources the site has. In messages their list is left out.
 func PackUsage(u *Usage) []byte {
 	w := new(writer)
-	u.pack(w)
+	u.packWith(w, func() {
+		w.u32(uint32(len(u.TRES)))
+		for i := range u.TRES {
+			t := &u.TRES[i]
+			w.u64(0) // seconds
+			w.u64(0) // how many there are
+			w.u32(t.ID)
+			w.str(t.Name)
+			w.str(t.Type)
+		}
+	})
 	return w.b
 }
 
-func (u *Usage) pack(w *writer) {
+func (u *Usage) pack(w *writer) { u.packWith(w, func() { w.u32(NoVal) }) }
+
+func (u *Usage) packWith(w *writer, list func()) {
 	if u == nil {
 		w.u8(0)
 		return
@@ -92,7 +104,7 @@ func (u *Usage) pack(w *writer) {
 	for i := range u.TRES {
 		w.u32(u.TRES[i].ID)
 	}
-	w.u32(NoVal) // no list of what they are
+	list()
 	for _, side := range [2]func(*TRESUsage) *Figures{
 		func(t *TRESUsage) *Figures { return &t.In }, func(t *TRESUsage) *Figures { return &t.Out },
 	} {
