@@ -79,7 +79,7 @@ func prepare(caller *caller) (*daemon, error) {
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	s, err := wire.ReadStream(caller.in)
 	if err != nil {
-		return nil, &refusal{unix.EINVAL, err}
+		return nil, &refusal{syscall.Errno(wire.Errno(err)), err}
 	}
 	return newDaemon(s, caller)
 }
@@ -126,12 +126,31 @@ func (c *caller) refuse(err error) {
 	}
 }
 
-// answer tells slurmd the number, and waits for its acknowledgement. Only the first one counts.
+// drainFor bounds how long slurmd may take to write what is not read any more.
+const drainFor = 5 * time.Second
+
+// drain reads what slurmd writes behind the place of an error: slurmd reads its answer after
+// that, and a pipe that has no reader is another error to it.
+func (c *caller) drain() {
+	done := make(chan struct{})
+	go func() { io.Copy(io.Discard, c.in); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(drainFor):
+	}
+}
+
+// answer tells slurmd the number, and waits for its acknowledgement: of an error, for the pipe's
+// end. Only the first one counts.
 func (c *caller) answer(code int32) (err error) {
 	c.once.Do(func() {
 		c.timer.Stop()
 		if _, err = c.out.Write(binary.NativeEndian.AppendUint32(nil, uint32(code))); err != nil {
 			err = fmt.Errorf("cannot answer slurmd: %w", err)
+			return
+		}
+		if code != 0 {
+			c.drain()
 			return
 		}
 		if _, err = io.ReadFull(c.in, make([]byte, 4)); err != nil {
