@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -252,7 +253,8 @@ type loader struct {
 	nodeName string // as the caller gave it, "" if it did not
 	// control are the controllers' lines, nil where no caller asks for them.
 	control *controlLines
-	dir     string // slurm.conf's
+	digest  io.Writer // as reader has it
+	dir     string    // slurm.conf's
 	probs   problems
 
 	nodeFrom    statement // of this node's line, if there is one
@@ -269,7 +271,7 @@ type loader struct {
 }
 
 func (l *loader) read(file string) ([]statement, error) {
-	r := &reader{probs: &l.probs, dir: l.dir}
+	r := &reader{probs: &l.probs, dir: l.dir, digest: l.digest}
 	if l.cfg.File != file { // beside slurm.conf, which may name the cluster
 		r.cluster = l.cfg.ClusterName
 	}

@@ -2,6 +2,8 @@ package slurmconf
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"net"
 	"strconv"
 	"strings"
@@ -20,6 +22,8 @@ type Control struct {
 	AuthType, AuthSocket string
 	// Timeout bounds one exchange of messages: 10 s by default (MessageTimeout).
 	Timeout time.Duration
+	// Digest is of all files that were read: another one where a file has changed.
+	Digest string
 }
 
 // LoadSlurmd is LoadAs for a step daemon under slurmd: with the controllers, and with
@@ -30,8 +34,14 @@ func LoadSlurmd(path, hostname, node string) (*Config, error) {
 		cfg: slurmdDefaults(node), mpiTypes: slurmMPITypes, hostname: hostname, nodeName: node,
 		nodeSeen: map[string]statement{}, told: map[string]statement{}, control: new(controlLines),
 	}
+	digest := sha256.New()
+	l.digest = digest
 	c, _, err := run(l, path)
-	return c, err
+	if err != nil {
+		return nil, err
+	}
+	c.Control.Digest = hex.EncodeToString(digest.Sum(nil))
+	return c, nil
 }
 
 func slurmdDefaults(node string) *Config {

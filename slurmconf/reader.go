@@ -30,6 +30,7 @@ type reader struct {
 	chain   []openFile
 	files   int
 	bytes   int
+	digest  io.Writer // of all that is read, nil where no caller asks for it
 	out     []statement
 }
 
@@ -57,6 +58,10 @@ func (r *reader) read(path string) error {
 	}
 	r.files++
 	r.bytes += len(data)
+	if r.digest != nil {
+		fmt.Fprintf(r.digest, "%q %d\n", path, len(data))
+		r.digest.Write(data)
+	}
 	for _, f := range r.chain {
 		if os.SameFile(f.info, info) { // by inode: a symlink makes a loop as well
 			return fmt.Errorf("it includes itself: %s", r.chainText(path))

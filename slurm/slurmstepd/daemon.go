@@ -20,6 +20,7 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/internal/lookup"
+	"stepd/slurm/check"
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
 	"stepd/slurm/place"
@@ -65,6 +66,9 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	setTitle("slurmstepd", "slurmstepd: ["+name+"]")
 	d.log, d.file = openLog(s.Conf.LogFile, name, s.Conf.Debug)
 	caller.log = func(text string) { d.log.Error(text) }
+	if err := check.Refuse(s); err != nil {
+		return nil, err
+	}
 	if d.conf, err = slurmconf.LoadSlurmd(cmp.Or(os.Getenv("SLURM_CONF"), s.Conf.ConfFile), s.Conf.Host, s.Conf.Node); err != nil {
 		return nil, err
 	}
@@ -271,7 +275,8 @@ func (d *daemon) remove() error {
 // sweepPatience bounds the sweep: it must not hold up the end of this step.
 const sweepPatience = time.Second
 
-// sweep kills what dead step daemons and their dead keepers have left, once the launch is over.
+// sweep kills what dead step daemons and their dead keepers have left, once the launch is
+// over, and logs what is configured and not done, once for each change of it.
 func (d *daemon) sweep(done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
@@ -281,6 +286,9 @@ func (d *daemon) sweep(done chan<- struct{}) {
 	for _, id := range swept {
 		d.log.Warnf("killed what the dead step daemon of step %s has left", id.Name())
 	}
+	err = errors.Join(err, check.Note(place.Dir(d.stream.Conf.Spool), d.conf.Control.Digest, d.conf.File, d.stream.Conf.Node, func(line string) {
+		d.log.Warnf("not done: %s", line)
+	}))
 	if err != nil {
 		d.log.Error(err)
 	}

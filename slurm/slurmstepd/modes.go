@@ -1,14 +1,17 @@
 package slurmstepd
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/linux"
 	"stepd/internal/nofile"
+	"stepd/slurm/check"
 	"stepd/slurm/keeper"
 )
 
@@ -28,9 +31,40 @@ func mode(args []string) int {
 		return 0
 	case len(args) == 1 && args[0] == "infinity":
 		return infinity()
+	case args[0] == "--check":
+		return checkSite(args[1:])
 	}
-	fmt.Fprintf(os.Stderr, "slurmstepd: cannot do %q: slurmd starts this program for each step (slurmd -d), and with one of: spank prolog, spank epilog, getenv, infinity\n", args)
+	fmt.Fprintf(os.Stderr, "slurmstepd: cannot do %q: slurmd starts this program for each step (slurmd -d), and with one of: spank prolog, spank epilog, getenv, infinity; an administrator runs slurmstepd --check [-f FILE]\n", args)
 	return 1
+}
+
+// checkSite is `slurmstepd --check [-f FILE] [NODE]`, for an administrator: what slurm.conf
+// configures and a step daemon would do, and this one does not. The exit code is 0 where that
+// is nothing, and 1 where there is something, or the file cannot be read.
+func checkSite(args []string) int {
+	path := cmp.Or(os.Getenv("SLURM_CONF"), "/etc/slurm/slurm.conf")
+	if len(args) >= 2 && args[0] == "-f" {
+		path, args = args[1], args[2:]
+	}
+	host, err := os.Hostname()
+	node, _, _ := strings.Cut(host, ".")
+	switch {
+	case len(args) == 1 && args[0] != "" && args[0][0] != '-':
+		node = args[0]
+	case len(args) > 0:
+		fmt.Fprintln(os.Stderr, "usage: slurmstepd --check [-f FILE] [NODE]")
+		return 1
+	case err != nil:
+		fmt.Fprintf(os.Stderr, "slurmstepd: cannot find the name of this host: %v\n", err)
+		return 1
+	}
+	gaps, err := check.Site(path, node)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "slurmstepd: %v\n", err)
+		return 1
+	}
+	fmt.Print(check.Text(gaps))
+	return min(len(gaps), 1)
 }
 
 // printEnvironment prints what this process was started with as variables of a job: the

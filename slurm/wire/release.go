@@ -58,6 +58,8 @@ func Errno(err error) int32 {
 		return 0
 	case errors.As(err, &unknown):
 		return 1005 // SLURM_PROTOCOL_VERSION_ERROR, "Incompatible versions of client and server code"
+	case errors.Is(err, errStepManager):
+		return 2036 // ESLURM_NOT_SUPPORTED, "Requested operation not supported on this system"
 	default:
 		return int32(syscall.EINVAL)
 	}

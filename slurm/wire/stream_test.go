@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -225,6 +226,9 @@ func TestErrno(t *testing.T) {
 	_, err := ReadStream(bytes.NewReader(s[:100]))
 	if Errno(err) != 22 || Errno(nil) != 0 {
 		t.Error(Errno(err), Errno(nil))
+	}
+	if manager := fmt.Errorf("launch_tasks.job_record: %w", errStepManager); Errno(manager) != 2036 {
+		t.Error(Errno(manager))
 	}
 }
 

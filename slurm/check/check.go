@@ -1,0 +1,199 @@
+// Package check says what the step daemon under slurmd does not do: what a site has
+// configured, as lines for its administrator, and what a step asks for, as a refusal that
+// srun prints. It reads files, and changes none but its own in the spool. Begin with Site and
+// Refuse.
+package check
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"stepd/slurmconf"
+)
+
+// Gap is something that a site has configured and that is not done.
+type Gap struct {
+	// Where is the setting with its file and line, or the file.
+	Where string
+	// Why is what is not done, and what users see of it.
+	Why string
+}
+
+// String is the line of the list.
+func (g Gap) String() string { return g.Where + ": " + g.Why }
+
+// rule is a setting that is not done, or not in full.
+type rule struct {
+	key string
+	is  func(value string) bool
+	why string
+}
+
+// other holds for a value that is set and that is none of the words, with or without the
+// plugin's type before it.
+func other(words ...string) func(string) bool {
+	return func(value string) bool {
+		word := strings.ToLower(value[strings.LastIndexByte(value, '/')+1:])
+		return word != "" && !slices.Contains(words, word)
+	}
+}
+
+// otherIn holds for a list of which a word is none of the words.
+func otherIn(words ...string) func(string) bool {
+	return func(value string) bool { return slices.ContainsFunc(list(value), other(words...)) }
+}
+
+// has holds for a list that has the word, alone or with a value.
+func has(word string) func(string) bool {
+	return func(value string) bool {
+		return slices.ContainsFunc(list(value), func(w string) bool {
+			name, _, _ := strings.Cut(w, "=")
+			return strings.EqualFold(name, word)
+		})
+	}
+}
+
+func yes(value string) bool {
+	return slices.Contains([]string{"1", "y", "yes", "true", "up"}, strings.ToLower(value))
+}
+
+func list(value string) []string {
+	words := strings.Split(value, ",")
+	for i := range words {
+		words[i] = strings.TrimSpace(words[i])
+	}
+	return words
+}
+
+// site are the settings of slurm.conf that a step daemon acts on, and this one does not.
+var site = []rule{
+	{"AcctGatherEnergyType", other("none"), "energy is not measured: sacct and sstat have no ConsumedEnergy of steps"},
+	{"AcctGatherProfileType", other("none"), "no profile is written: --profile has no effect"},
+	{"AcctGatherInterconnectType", other("none"), "traffic on the interconnect is not measured"},
+	{"AcctGatherFilesystemType", other("none"), "traffic to file systems is not measured"},
+	{"JobAcctGatherType", other("none"), "the usage of steps is not reported: sstat and sacct have no CPU time and no memory of them"},
+	{"AuthType", other("munge"), "messages are signed by munge alone: srun and slurmctld refuse a step's, and no step can run"},
+	{"TLSType", other("none"), "messages are not encrypted: srun and slurmctld refuse a step's, and no step can run"},
+	{"HashPlugin", other("k12"), "messages are signed with hash/k12"},
+	{"SlurmdUser", other("root", "0"), "the step daemon needs root: no step can run"},
+	{"SwitchType", other("none"), "the switch plugin is not called: steps run without its settings"},
+	{"SlurmctldParameters", has("enable_stepmgr"), "a job with a step manager (--stepmgr) is refused"},
+	{"CoreSpecPlugin", other("none"), "the plugin is not called"},
+	{"CpuFreqDef", func(v string) bool { return v != "" }, "CPU frequencies are left as they are"},
+	{"CpuFreqGovernors", func(v string) bool { return v != "" }, "CPU frequencies are left as they are: --cpu-freq has no effect"},
+	{"UsePAM", yes, "no PAM session is opened for a step: limits and keyrings of pam.d/slurm are missing"},
+	{"PrologFlags", has("Contain"), "ssh sessions do not join the job: pam_slurm_adopt finds no step that adopts"},
+	{"PrologFlags", has("X11"), "X11 is not forwarded: srun --x11 has no display"},
+	{"PrologFlags", has("RunInJob"), "Prolog and Epilog, which the extern step is to run, do not run"},
+	{"JobContainerType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
+	{"NamespaceType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
+	{"LaunchParameters", has("enable_nss_slurm"), "nss_slurm has no answer: a task asks the node's own name service for users and groups"},
+	{"LaunchParameters", has("use_interactive_step"), "the interactive step of salloc is refused: it needs a terminal"},
+	{"LaunchParameters", has("slurmstepd_memlock"), "the step daemon's memory is not locked"},
+	{"LaunchParameters", has("slurmstepd_memlock_all"), "the step daemon's memory is not locked"},
+	{"LaunchParameters", has("batch_step_set_cpu_freq"), "CPU frequencies are left as they are"},
+	{"MpiDefault", func(v string) bool { return other("none", "pmi2", "openmpi")(v) && !strings.Contains(v, "pmix") }, "there is no such MPI type: steps without --mpi fail"},
+	{"TaskPlugin", otherIn("none", "affinity", "cgroup"), "the task plugin is not called"},
+	{"ProctrackType", other("cgroup", "linuxproc", "pgid"), "steps are tracked by cgroups instead"},
+	{"GresTypes", func(v string) bool { return v != "" }, "generic resources are counted by slurmctld and not handed out: no CUDA_VISIBLE_DEVICES and the like, and no device is kept from a task"},
+	{"SlurmdParameters", has("contain_spank"), "plugins are called outside the job's container"},
+	{"UnkillableStepProgram", func(v string) bool { return v != "" }, "the program is not run: a step that cannot be killed is in the log alone"},
+}
+
+// node are the ones on a line of this node.
+var node = []rule{
+	{"CoreSpecCount", other("0"), "the step daemon is not kept on the specialised cores"},
+	{"CpuSpecList", other(), "the step daemon is not kept on the specialised CPUs"},
+	{"MemSpecLimit", other("0"), "the step daemon is not kept in the reserved memory"},
+}
+
+// cgroup are the ones of cgroup.conf.
+var cgroup = []rule{
+	{"ConstrainDevices", yes, "no device is kept from a task"},
+}
+
+// Site lists what slurm.conf at path, and the files beside it, configure and a step daemon
+// would do, and this one does not: in the order of the files, nil where nothing is missing.
+// node is the node's name, with which its lines are found. The error is a file's that cannot
+// be read.
+func Site(path, nodeName string) ([]Gap, error) {
+	set, err := slurmconf.Settings(path)
+	if err != nil {
+		return nil, err
+	}
+	var gaps []Gap
+	logs := false
+	last := lastOf(set)
+	for i, s := range set {
+		switch {
+		case s.On == "" && last[strings.ToLower(s.Key)] == i:
+			gaps = append(gaps, matches(site, s)...)
+		case s.On != "" && isNode(s.On, nodeName):
+			gaps = append(gaps, matches(node, s)...)
+		}
+		logs = logs || strings.EqualFold(s.Key, "SlurmdLogFile") && s.Value != ""
+	}
+	if !logs {
+		gaps = append(gaps, Gap{filepath.Base(path), "SlurmdLogFile is not set: the step daemon's log is lost, which does not go to syslog"})
+	}
+	beside := filepath.Dir(path)
+	set, err = slurmconf.Settings(filepath.Join(beside, "cgroup.conf"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, s := range set {
+		gaps = append(gaps, matches(cgroup, s)...)
+	}
+	if found, err := filepath.Glob(filepath.Join(beside, "oci.conf*")); err == nil {
+		for _, file := range found {
+			gaps = append(gaps, Gap{filepath.Base(file), "containers of the OCI are not run: a step with --container is refused"})
+		}
+	}
+	return gaps, nil
+}
+
+// lastOf is where each key is set for the last time, which counts.
+func lastOf(set []slurmconf.Setting) map[string]int {
+	last := make(map[string]int, len(set))
+	for i, s := range set {
+		if s.On == "" {
+			last[strings.ToLower(s.Key)] = i
+		}
+	}
+	return last
+}
+
+// isNode reports whether a line is the node's, or all nodes'.
+func isNode(names, name string) bool {
+	if strings.EqualFold(names, "DEFAULT") {
+		return true
+	}
+	hosts, err := slurmconf.ExpandHosts(names)
+	return err == nil && slices.Contains(hosts, name)
+}
+
+func matches(rules []rule, s slurmconf.Setting) (gaps []Gap) {
+	for _, r := range rules {
+		if strings.EqualFold(r.key, s.Key) && r.is(s.Value) {
+			gaps = append(gaps, Gap{s.String(), r.why})
+		}
+	}
+	return gaps
+}
+
+// Text is the list for a terminal, with its sum.
+func Text(gaps []Gap) string {
+	if len(gaps) == 0 {
+		return "all that is configured for a step daemon is done\n"
+	}
+	var b strings.Builder
+	for _, g := range gaps {
+		fmt.Fprintln(&b, g)
+	}
+	fmt.Fprintf(&b, "%d settings are not done, or not in full: docs/slurm.md says more, and what is planned\n", len(gaps))
+	return b.String()
+}

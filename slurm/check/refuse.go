@@ -1,0 +1,64 @@
+package check
+
+import (
+	"syscall"
+
+	"stepd/slurm/wire"
+)
+
+// Errors that srun prints (slurm_errno.h).
+const (
+	// errNotSupported is printed as "Requested operation not supported on this system".
+	errNotSupported = syscall.Errno(2036)
+	// errContainer is printed as "Container runtime not configured or invalid".
+	errContainer = syscall.Errno(4031)
+)
+
+// Refusal is why a step does not run. srun prints what the number stands for, and the text is
+// in slurmd's log.
+type Refusal struct {
+	Code syscall.Errno
+	Text string
+}
+
+func (r *Refusal) Error() string { return r.Text }
+
+// Unwrap is the number.
+func (r *Refusal) Unwrap() error { return r.Code }
+
+// Refuse returns a *Refusal for a step that would run otherwise than was asked for: with what
+// is missing, its result would be wrong. It returns nil for all others, of which what is
+// missing shows.
+func Refuse(s *wire.Stream) error {
+	unsupported := func(text string) error { return &Refusal{errNotSupported, "cannot run the step: " + text} }
+	container := func() error {
+		return &Refusal{errContainer, "cannot run the step: containers of the OCI (--container) need Slurm's own step daemon"}
+	}
+	if b := s.Batch; b != nil {
+		switch {
+		case b.Container != "":
+			return container()
+		case b.Cred.SELinux != "":
+			return unsupported("a context of SELinux (--context) needs Slurm's own step daemon")
+		}
+		return nil
+	}
+	l := s.Launch
+	switch {
+	case l == nil, l.Step.Step == wire.StepExtern:
+		return nil
+	case l.Container != "":
+		return container()
+	case l.Cred.SELinux != "":
+		return unsupported("a context of SELinux (--context) needs Slurm's own step daemon")
+	case l.TLSCert != "":
+		return unsupported("srun is to be sent encrypted messages (TLSType in slurm.conf), and this step daemon has no TLS")
+	case l.Flags&wire.FlagPTY != 0:
+		return unsupported("a terminal (--pty, the interactive step of salloc) needs Slurm's own step daemon")
+	case l.Het.Steps > 1 && l.Het.Steps != wire.NoVal:
+		return unsupported("a step of several components of a heterogeneous job needs Slurm's own step daemon")
+	case l.Nodes > 1 && s.MPIType != "" && s.MPIType != "none":
+		return unsupported("its MPI ranks are on several nodes, and this step daemon joins ranks of one: use --mpi=none for a step without MPI, and Slurm's own step daemon for one with it (MPI type " + s.MPIType + ")")
+	}
+	return nil
+}
