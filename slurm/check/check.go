@@ -75,7 +75,6 @@ var site = []rule{
 	{"AcctGatherProfileType", other("none"), "no profile is written: --profile has no effect"},
 	{"AcctGatherInterconnectType", other("none"), "traffic on the interconnect is not measured"},
 	{"AcctGatherFilesystemType", other("none"), "traffic to file systems is not measured"},
-	{"JobAcctGatherType", other("none"), "the usage of steps is not reported: sstat and sacct have no CPU time and no memory of them"},
 	{"AuthType", other("munge"), "messages are signed by munge alone: srun and slurmctld refuse a step's, and no step can run"},
 	{"TLSType", other("none"), "messages are not encrypted: srun and slurmctld refuse a step's, and no step can run"},
 	{"HashPlugin", other("k12"), "messages are signed with hash/k12"},
