@@ -109,6 +109,7 @@ var importRules = map[string]struct {
 	"stepd/integration/mpisuite":      {nil, "MPICH's own suite on the built programs"},
 	"stepd/integration/slurm":         {nil, "black box: the built slurmstepd below Slurm's own slurmd"},
 	"stepd/integration/slurm/cluster": {nil, "a private Slurm: Debian's packages and nothing of ours"},
+	"stepd/integration/slurm/tee":     {nil, "stands between slurmd and a step daemon: it knows neither's words"},
 	"stepd/integration/slurm/demo":    {[]string{"stepd/integration/slurm/cluster"}, "built programs, and a private Slurm"},
 	"stepd/integration/vm":            {nil, "boots the guest; knows the tests by their files"},
 	"stepd/integration/vm/guest":      {[]string{"stepd/internal/testkit"}, "black box: the installed programs only"},
