@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -24,6 +25,7 @@ func jobScript(arg string) int {
 		fmt.Fprintf(os.Stderr, "slurmstepd: cannot run plugins for %q: slurmd runs slurmstepd spank prolog, and slurmstepd spank epilog\n", arg)
 		return 1
 	}
+	arg = strings.Clone(arg) // the title takes the place of the arguments
 	setTitle("slurmstepd", "slurmstepd: [spank "+arg+"]")
 	conf, err := wire.ReadConf(os.Stdin)
 	if err != nil {

@@ -68,6 +68,22 @@ func TestPrologWithoutSlurmd(t *testing.T) {
 	}
 }
 
+// TestPrologLog: the lines of a job's prolog are marked as such.
+func TestPrologLog(t *testing.T) {
+	stream, err := os.Open("../wire/testdata/22.05/tasks.stream")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	c := program(t, "spank prolog")
+	c.Env = append(c.Env, "SLURM_CONF=/none/slurm.conf")
+	c.Stdin = stream
+	out, err := c.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "] [spank-prolog] error: ") {
+		t.Errorf("%v, %q", err, out)
+	}
+}
+
 // TestInfinity ends by a signal alone.
 func TestInfinity(t *testing.T) {
 	c := program(t, "infinity")
