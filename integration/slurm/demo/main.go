@@ -59,6 +59,7 @@ func run(ctx context.Context, site cluster.Site) (err error) {
 	}
 	defer func() { err = errors.Join(err, c.Stop()) }()
 	var times [2][]float64
+	job := cluster.FirstJob
 	for i, d := range daemons {
 		if i > 0 {
 			if err := errors.Join(c.End(ctx, "slurmd", syscall.SIGTERM), c.StartSlurmdWith(ctx, d.path)); err != nil {
@@ -66,17 +67,18 @@ func run(ctx context.Context, site cluster.Site) (err error) {
 			}
 		}
 		fmt.Printf("\nWith %s step daemon:\n\n", d.name)
-		for _, line := range []string{"srun -n 2 -l hostname", failing} {
-			fmt.Printf("$ %s\n", line)
-			cmd := c.Command(ctx, user, "sh", "-c", line)
-			cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
-			if err := cmd.Run(); err != nil && !isExit(err) {
+		if err := errors.Join(shows(ctx, c, "srun -n 2 -l hostname"), shows(ctx, c, failing)); err != nil {
+			return err
+		}
+		if d.path != "" {
+			if err := shows(ctx, c, fmt.Sprintf("stepctl explain %d.0", job+1)); err != nil { // the second job's
 				return err
 			}
 		}
 		if times[i], err = measure(ctx, c); err != nil {
 			return err
 		}
+		job += 3
 	}
 	fmt.Printf("\nThe time that srun takes, medians of %d runs in one allocation, in ms:\n\n%-36s %8s %8s\n", runs, "command", daemons[0].name, daemons[1].name)
 	for i, r := range rows {
@@ -85,9 +87,16 @@ func run(ctx context.Context, site cluster.Site) (err error) {
 	return nil
 }
 
-func isExit(err error) bool {
-	_, ok := errors.AsType[*exec.ExitError](err)
-	return ok
+// shows prints a command and what it prints; its exit code may be any.
+func shows(ctx context.Context, c *cluster.Cluster, line string) error {
+	fmt.Printf("$ %s\n", line)
+	cmd := c.Command(ctx, user, "sh", "-c", "PATH="+cluster.Programs+":$PATH; "+line)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
+	err := cmd.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); ok {
+		return nil
+	}
+	return err
 }
 
 // rows are the measured commands, and runs how often each one runs.
