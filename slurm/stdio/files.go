@@ -172,14 +172,6 @@ func openFile(path string, appends bool) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// speak writes the step's own messages to the labelled file that has them.
-func (l *loop) speak() {
-	if len(l.saying) > 0 && l.speaker.file != nil {
-		_ = l.toFile(l.speaker, l.saying, true)
-		l.saying = nil
-	}
-}
-
 // toFile passes on data of a task to its labelled file, and returns what is held back.
 func (l *loop) toFile(o *output, data []byte, last bool) (rest []byte) {
 	if o.file == nil {
@@ -188,7 +180,7 @@ func (l *loop) toFile(o *output, data []byte, last bool) (rest []byte) {
 	rest, err := o.file.pass(o.task, data, last)
 	if err != nil {
 		l.log(launch.LogError, err.Error())
-		l.say(l.name + ": error: " + err.Error())
+		l.say(wholeStep, l.name+": error: "+err.Error())
 	}
 	return rest
 }

@@ -143,14 +143,23 @@ func TestLabelledFails(t *testing.T) {
 	for name, want := range map[string]string{
 		"no/dir": "no such file or directory", "fifo": "must be a regular one", "../../../../../../../../proc/self/fd/0": "too many levels of symbolic links",
 	} {
-		r := connected(t, labelled(dir, name))
+		cfg, both := labelled(dir, name), name == "fifo"
+		if both {
+			cfg.Files[2] = cfg.Files[1]
+		}
+		r := connected(t, cfg)
 		err := r.Streams.Attach(r)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stdout file") {
 			t.Errorf("Attach with %q = %v, want %q", name, err, want)
 		}
 		<-r.done
-		go r.srun.toEnd()
-		r.finish()
+		// Why is a message that goes to the file that cannot be opened.
+		r.Say("why")
+		r.SayTask(5, "why")
+		go r.finish()
+		if got := r.srun.toEnd()[header{kind: stderr, rank: 4}]; both && got != "why\nwhy\n" || !both && got != "why\n" {
+			t.Errorf("srun gets %q", got)
+		}
 	}
 	r := connected(t, labelled(dir, "out"))
 	r.cfg.Files[1].Path = func(int) (string, error) { return "", errors.New("no name") }

@@ -21,8 +21,6 @@ const (
 	readMax = 256 << 10
 	// outMax is how much waits for srun before no stream is read any more.
 	outMax = 256 << 10
-	// sayMax bounds the step's own messages that wait for srun.
-	sayMax = 256 << 10
 	// srunPatience is how long srun may take nothing once the tasks have ended: it may be stopped,
 	// or its host gone. slurmstepd gives up after as long.
 	srunPatience = time.Minute
@@ -47,8 +45,7 @@ type loop struct {
 	name        string // before messages to the user
 	patience    time.Duration
 	epoll, wake int
-	speaker     *output       // that the step's own messages go by; set by New
-	extra       bool          // srun waits for the speaker's end, which is no task's; set by New
+	voices      voices
 	there       [3]bool       // which streams come by here; set by New
 	all         chan struct{} // closed when no output is open, once draining
 	done        chan struct{} // closed when the loop has ended
@@ -56,8 +53,9 @@ type loop struct {
 	// The loop's own, once it has begun:
 	sock               int // the connection to srun, -1 when it has ended
 	readable, writable bool
-	hungUp             bool   // srun sends nothing more
-	saying             []byte // lines of the step's own for a labelled file
+	hungUp             bool      // srun sends nothing more
+	saying             []message // that wait for their labelled files
+	allEnded           bool      // the last end is in out
 	attached           bool
 	at                 phase
 	outs               []*output
@@ -71,16 +69,17 @@ type loop struct {
 	shut               bool      // srun knows that nothing more comes
 	moved              time.Time // when srun took something last
 
-	mu     sync.Mutex
-	begun  bool          // guarded by mu: the loop runs
-	phase  phase         // guarded by mu
-	news   []news        // guarded by mu
-	given  bool          // guarded by mu: the step has its streams
-	said   []byte        // guarded by mu: lines of the step's own
-	open   int           // guarded by mu: outputs that have not ended
-	passed [3]int64      // guarded by mu: bytes, by stream
-	held   []launch.Held // guarded by mu
-	files  []*os.File    // guarded by mu: to be closed
+	mu       sync.Mutex
+	begun    bool          // guarded by mu: the loop runs
+	phase    phase         // guarded by mu
+	news     []news        // guarded by mu
+	given    bool          // guarded by mu: the step has its streams
+	said     []message     // guarded by mu: messages of the step's own
+	saidSize int           // guarded by mu
+	open     int           // guarded by mu: outputs that have not ended
+	passed   [3]int64      // guarded by mu: bytes, by stream
+	held     []launch.Held // guarded by mu
+	files    []*os.File    // guarded by mu: to be closed
 }
 
 // news is a stream that the loop gets.
@@ -184,16 +183,6 @@ func (l *loop) allGiven() {
 	l.wakeUp()
 }
 
-// say queues a line of the step's own.
-func (l *loop) say(line string) {
-	l.mu.Lock()
-	if len(l.said) < sayMax {
-		l.said = append(append(l.said, line...), '\n')
-	}
-	l.mu.Unlock()
-	l.wakeUp()
-}
-
 // enter moves on to a later phase; it reports whether the loop has begun.
 func (l *loop) enter(p phase) bool {
 	l.mu.Lock()
@@ -204,7 +193,7 @@ func (l *loop) enter(p phase) bool {
 	return begun
 }
 
-// wakeUp makes the loop look, where it runs.
+// wakeUp makes the loop look, where it runs. The loop never reads wake: each write is an edge.
 func (l *loop) wakeUp() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,10 +214,11 @@ func (l *loop) run() {
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return // internal error: the descriptor is no epoll any more
 		}
-		if l.look() {
+		later := l.look()
+		l.speak()
+		if later {
 			l.advance()
 		}
-		l.speak()
 		l.note(events[:max(n, 0)])
 		l.receive()
 		l.gather()
@@ -269,12 +259,10 @@ func (l *loop) look() (later bool) {
 	}
 	l.news = nil
 	l.attached = l.given
-	if o := l.speaker; o.labelled {
-		l.saying = append(l.saying, l.said...) // its file may be opened later
-	} else if l.sock >= 0 {
-		l.out, _ = appendFrames(l.out, o.header, l.said, false)
+	if l.room() || l.phase >= finishing { // else they wait where they are counted
+		l.saying = append(l.saying, l.said...)
+		l.said, l.saidSize = nil, 0
 	}
-	l.said = l.said[:0]
 	later, l.at = l.phase > l.at, l.phase
 	return later
 }
@@ -292,9 +280,6 @@ func (l *loop) settle() {
 func (l *loop) note(events []unix.EpollEvent) {
 	for _, e := range events {
 		switch place := int(e.Fd); e.Pad {
-		case wordWake:
-			var word [8]byte
-			_, _ = unix.Read(l.wake, word[:]) // it does not block
 		case wordSocket:
 			l.hungUp = l.hungUp || e.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 			l.readable = l.readable || e.Events&^unix.EPOLLOUT != 0
@@ -540,9 +525,10 @@ func (l *loop) advance() {
 				l.sendEnd(o)
 			}
 		}
-		if l.extra && !l.speaker.closed {
-			l.sendEnd(l.speaker)
+		if l.voices.extra && l.sock >= 0 && !l.allEnded {
+			l.out = l.voices.srun.append(l.out)
 		}
+		l.allEnded = true
 	}
 }
 

@@ -63,7 +63,6 @@ type Streams struct {
 func New(cfg Config) *Streams {
 	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
 	l := s.loop
-	l.speaker = &output{header: header{kind: stderr}}
 	l.in.byID, l.in.ranks = make(map[uint16]*input), make(map[uint16]bool)
 	for local, rank := range cfg.Ranks {
 		l.in.ranks[uint16(rank)] = true
@@ -81,18 +80,7 @@ func New(cfg Config) *Streams {
 			l.in.byID[uint16(rank)] = l.in.all[len(l.in.all)-1]
 		}
 	}
-	// The step's own messages are stderr of the first task that has one.
-	by := stderr
-	if cfg.Streams[2].Kind == step.StreamSame {
-		by = stdout
-	}
-	if i := slices.IndexFunc(l.outs, func(o *output) bool { return o.kind == by }); i >= 0 {
-		l.speaker = l.outs[i]
-	} else if len(cfg.Ranks) > 0 {
-		l.speaker.rank = uint16(cfg.Ranks[0])
-		l.extra = cfg.Streams[2].Kind != step.StreamNull
-	}
-	l.speaker.last = true
+	s.makeVoices()
 	l.open = len(l.outs)
 	return s
 }
@@ -122,7 +110,7 @@ func (s *Streams) open(ctx context.Context) error {
 			ends[o.kind]++
 		}
 	}
-	if s.loop.extra {
+	if s.loop.voices.extra {
 		ends[stderr]++
 	}
 	hello, err := greeting(s.cfg.Release, s.cfg.Node, ends, s.cfg.Key)
@@ -250,19 +238,6 @@ func tasksTerminal() (ours, tasks int, err error) {
 		return -1, -1, fmt.Errorf("set the modes of a terminal: %w", err)
 	}
 	return ours, tasks, nil
-}
-
-// Speaks reports whether the step's own messages go by here.
-func (s *Streams) Speaks() bool { return slices.Contains(s.loop.outs, s.loop.speaker) }
-
-// Say sends a line of the step's own after what the first task has written to stderr so far:
-// to srun, or to the file with its labels. It goes to srun as well where stderr does not go by
-// here, and nowhere where there is none (-e none). It is dropped where srun takes too little for
-// too long.
-func (s *Streams) Say(line string) {
-	if s.Speaks() || s.loop.extra {
-		s.loop.say(line)
-	}
 }
 
 // Used reports whether what tasks write comes by here.

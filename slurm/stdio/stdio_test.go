@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -486,17 +488,19 @@ func TestSay(t *testing.T) {
 
 // TestSayBounded: messages for an srun that takes nothing are dropped in the end.
 func TestSayBounded(t *testing.T) {
-	r := connected(t, config(1))
+	r := begin(t, config(1))
 	line := strings.Repeat("z", 1000)
-	for range 100_000 {
+	const lines = 100_000
+	for range lines {
 		r.Say(line)
 	}
-	r.loop.mu.Lock()
-	size := len(r.loop.said)
-	r.loop.mu.Unlock()
-	if size > sayMax+2*dataMax {
-		t.Errorf("%d bytes wait", size)
+	r.tasksEnd()
+	go r.finish()
+	// The kernel holds some MiB of a connection.
+	if got := r.srun.toEnd()[header{kind: stderr, rank: 4}]; len(got) < outMax || len(got) > lines*1000/2 {
+		t.Errorf("srun gets %d bytes of messages", len(got))
 	}
+	<-r.loop.done
 	cfg := config(1)
 	cfg.Streams[2].Kind = step.StreamNull
 	quiet := begin(t, cfg)
@@ -534,6 +538,49 @@ func TestSayElsewhere(t *testing.T) {
 			t.Errorf("stderr %+v: srun gets %v", c.stderr, got)
 		}
 		<-r.loop.done
+	}
+}
+
+// TestSayTask: a message of one task is its own stderr, labelled files included.
+func TestSayTask(t *testing.T) {
+	dir := t.TempDir()
+	for _, file := range []bool{false, true} {
+		cfg := labelled(dir, "err.%t")
+		cfg.Files[1], cfg.Files[2] = Files{}, cfg.Files[1]
+		if !file {
+			cfg.Files[2] = Files{}
+		}
+		r := connected(t, cfg)
+		r.SayTask(5, "of five")
+		r.SayTask(99, "of another node's")
+		if err := r.Streams.Attach(r); err != nil {
+			t.Fatal(err)
+		}
+		r.tasksEnd()
+		r.Drain(limit)
+		r.SayTask(6, "of six, which has ended")
+		go r.close()
+		got := make(map[uint16]string)
+		for h, text := range r.srun.toEnd() {
+			if h.kind == stderr {
+				got[h.rank] = text
+			}
+		}
+		<-r.loop.done
+		want := map[uint16]string{4: "of another node's\n", 5: "of five\n", 6: "of six, which has ended\n"}
+		if file {
+			if len(got) != 1 || got[4] != "" {
+				t.Errorf("srun gets %v", got)
+			}
+			for rank, text := range want {
+				want[rank] = fmt.Sprintf("%2d: %s", rank, text)
+				b, _ := os.ReadFile(filepath.Join(dir, fmt.Sprintf("err.%d", rank)))
+				got[rank] = string(b)
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("files %v: messages are %v, want %v", file, got, want)
+		}
 	}
 }
 
