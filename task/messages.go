@@ -45,13 +45,25 @@ func (m *messages) span(name string, start time.Time, err error) {
 func (m *messages) log(text string) { m.audience.Log(launch.LogError, text) }
 
 // say sends lines to the user's stderr, with the node's name before each.
-func (m *messages) say(text string) { m.sayAs("error", text) }
+func (m *messages) say(text string) { m.sayAs(noTask, "error", text) }
 
-func (m *messages) sayAs(level, text string) {
+// noTask is the local id of what concerns no single task.
+const noTask = -1
+
+// sayAs is say of the task with the local id, or of noTask.
+func (m *messages) sayAs(id int, level, text string) {
 	speaker := cmp.Or(m.plan.Spec.Speaker, "stepd-"+m.plan.Spec.NodeName)
 	for line := range strings.Lines(text) {
-		m.audience.Say(fmt.Sprintf("%s: %s: %s", speaker, level, strings.TrimRight(line, "\n")))
+		m.sayLine(id, fmt.Sprintf("%s: %s: %s", speaker, level, strings.TrimRight(line, "\n")))
 	}
+}
+
+func (m *messages) sayLine(id int, line string) {
+	if id >= 0 && id < len(m.plan.Ranks) {
+		m.audience.SayTask(m.plan.Ranks[id], line)
+		return
+	}
+	m.audience.Say(line)
 }
 
 // sayError reports to the user and to the administrator.
@@ -112,7 +124,7 @@ func (m *messages) plugin(r launch.HostRecord) {
 		}
 		m.warned[r.Text] = true
 		m.audience.Log(r.Level, r.Line())
-		m.sayAs("warning", r.Text)
+		m.sayAs(noTask, "warning", r.Text)
 		return
 	}
 	// What a user's epilog writes is the user's alone.
@@ -124,10 +136,10 @@ func (m *messages) plugin(r launch.HostRecord) {
 	}
 	switch r.Level {
 	case launch.LogError:
-		m.say(r.Text)
+		m.sayAs(r.LocalID, "error", r.Text)
 	case launch.LogSpank:
 		for line := range strings.Lines(r.Text) {
-			m.audience.Say(strings.TrimRight(line, "\n"))
+			m.sayLine(r.LocalID, strings.TrimRight(line, "\n"))
 		}
 	}
 }
@@ -135,19 +147,20 @@ func (m *messages) plugin(r launch.HostRecord) {
 // launchFailure reports to the user why a task is not exec'd, in the words of Slurm
 // where it has such.
 func (m *messages) launchFailure(id int, f *launch.LaunchError) {
+	say := func(text string) { m.sayAs(id, "error", text) }
 	switch f.Stage {
 	case "exec":
-		m.say(fmt.Sprintf("execve(): %s: %s%s", f.Object, errnoText(f.Errno), whyWords(f)))
+		say(fmt.Sprintf("execve(): %s: %s%s", f.Object, errnoText(f.Errno), whyWords(f)))
 	case "task_init", "task_init_privileged":
 		// The chain's own message has said it.
 	case "stdio":
-		m.say(fmt.Sprintf("Could not open %s file %q: %s%s", m.streamOf(id, f), f.Object, errnoText(f.Errno), whyWords(f)))
+		say(fmt.Sprintf("Could not open %s file %q: %s%s", m.streamOf(id, f), f.Object, errnoText(f.Errno), whyWords(f)))
 	default:
 		if f.Errno == 0 {
-			m.say(fmt.Sprintf("task %d: %s: %s", f.Rank, f.Stage, f.Object))
+			say(fmt.Sprintf("task %d: %s: %s", f.Rank, f.Stage, f.Object))
 			return
 		}
-		m.say(fmt.Sprintf("task %d: %s: cannot use %q: %s", f.Rank, f.Stage, f.Object, errnoText(f.Errno)))
+		say(fmt.Sprintf("task %d: %s: cannot use %q: %s", f.Rank, f.Stage, f.Object, errnoText(f.Errno)))
 	}
 }
 

@@ -61,6 +61,9 @@ func TestNodeTellsRanks(t *testing.T) {
 	if want := `stepd-n2: error: task 3: chdir: cannot use "/x": No such file or directory`; !slices.Contains(r.said, want) {
 		t.Errorf("said %q, want %q", r.said, want)
 	}
+	if !slices.Equal(r.saidOf, []int{3}) {
+		t.Errorf("it was said of tasks %v, want 3", r.saidOf)
+	}
 	for name, got := range map[string][]int{"tracked": r.tracked, "hooks'": r.hooked} {
 		if !slices.Equal(got, []int{1, 3}) {
 			t.Errorf("%s ranks are %v", name, got)

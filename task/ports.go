@@ -172,8 +172,10 @@ type Host interface {
 // Audience receives the step's news: clients and noded. None of its methods
 // blocks.
 type Audience interface {
-	// Say sends a line to the user's stderr.
+	// Say sends a line to the user's stderr. SayTask does so for a line that concerns one
+	// task: where each task has a stderr of its own, the line goes there.
 	Say(line string)
+	SayTask(rank int, line string)
 	// SayTo sends all past and future text of Say to f as well, which becomes its
 	// own: a batch job's output.
 	SayTo(f *os.File)

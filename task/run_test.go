@@ -23,9 +23,10 @@ import (
 // rig is a step whose neighbours are fakes: they note every call in one list,
 // so that a test reads as the order of things.
 type rig struct {
-	mu    sync.Mutex
-	calls []string
-	said  []string
+	mu     sync.Mutex
+	calls  []string
+	said   []string
+	saidOf []int // the ranks that lines of one task were about; guarded by mu
 
 	st   *Step
 	spec *step.Spec
@@ -259,6 +260,12 @@ func (a fakeAudience) Say(line string) {
 	a.r.mu.Lock()
 	defer a.r.mu.Unlock()
 	a.r.said = append(a.r.said, line)
+}
+func (a fakeAudience) SayTask(rank int, line string) {
+	a.Say(line)
+	a.r.mu.Lock()
+	defer a.r.mu.Unlock()
+	a.r.saidOf = append(a.r.saidOf, rank)
 }
 func (a fakeAudience) SayTo(f *os.File)                       { f.Close() }
 func (a fakeAudience) TaskExited(rank int, _ step.ExitStatus) { a.r.told = append(a.r.told, rank) }

@@ -115,6 +115,14 @@ func (a *audience) Say(line string) {
 	a.openOut.Do(func() { go a.openStderr() })
 }
 
+func (a *audience) SayTask(rank int, line string) {
+	if a.srun != nil && a.srun.Speaks() {
+		a.srun.SayTask(rank, line)
+		return
+	}
+	a.Say(line)
+}
+
 // openStderr has messages go where the first task's stderr is, if that is a file which the tasks
 // open.
 func (a *audience) openStderr() {

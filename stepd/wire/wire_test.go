@@ -35,6 +35,7 @@ func (a *audience) State(rec step.Record) {
 	a.states = append(a.states, rec.State)
 }
 
+func (a *audience) SayTask(_ int, line string)      { a.Say(line) }
 func (a *audience) SayTo(f *os.File)                { f.Close() }
 func (a *audience) TaskExited(int, step.ExitStatus) {}
 func (a *audience) Progress(step.Record)            {}
