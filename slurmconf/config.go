@@ -285,6 +285,7 @@ func (l *loader) slurmFile(stmts []statement) {
 	var plain []statement
 	for _, s := range stmts {
 		switch first := s.pairs[0]; {
+		case skips(l, first):
 		case first.is("NodeName"):
 			l.nodeLine(s)
 		case first.is("PartitionName"):
@@ -310,6 +311,12 @@ func (l *loader) slurmFile(stmts []statement) {
 	l.exclude()
 }
 
+// skips reports whether a line is of no use to a step daemon, to which slurmd sends what it
+// knows of the node and the job: a site may have thousands of them, and each step pays for it.
+func skips(l *loader, first pair) bool {
+	return l.control != nil && (first.is("PartitionName") || first.is("NodeName") && l.nodeName != "")
+}
+
 // besideFiles reads the files that may stand beside slurm.conf.
 func (l *loader) besideFiles() error {
 	for _, f := range []struct {
@@ -322,6 +329,9 @@ func (l *loader) besideFiles() error {
 		{"job_container.conf", l.containerFile},
 		{"mpi.conf", func(_ string, stmts []statement) { l.plainKeys(stmts, mpiKeys(&l.cfg.Mpi), SeverityError) }},
 	} {
+		if l.control != nil && f.name == "gres.conf" {
+			continue // slurmd sends it
+		}
 		file := filepath.Join(l.dir, f.name)
 		stmts, err := l.read(file)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

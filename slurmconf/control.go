@@ -28,7 +28,8 @@ type Control struct {
 
 // LoadSlurmd is LoadAs for a step daemon under slurmd: with the controllers, and with
 // Slurm's defaults where noded's are others. Neither unknown keys nor wrong values are
-// reported: slurmd has read the file before, and has reported them.
+// reported: slurmd has read the file before, and has reported them. Nothing is read of
+// partitions and generic resources, nor of nodes where node is given.
 func LoadSlurmd(path, hostname, node string) (*Config, error) {
 	l := &loader{
 		cfg: slurmdDefaults(node), mpiTypes: slurmMPITypes, hostname: hostname, nodeName: node,

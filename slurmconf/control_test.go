@@ -43,3 +43,22 @@ func TestLoadSlurmd(t *testing.T) {
 		t.Error("a file that does not exist was read")
 	}
 }
+
+// TestSlurmdSkips holds that a step daemon reads nothing of other nodes and of partitions, which
+// may be thousands of lines: lines that are wrong are not looked at.
+func TestSlurmdSkips(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "slurm.conf")
+	conf := "SlurmctldHost=c\nNodeName=n[1-9999999999] CPUs=x\nPartitionName=p Nodes=n[1-9999999999] Default=YES\nNodeName=n1 NodeHostname=h CPUs=4\nSlurmdSpoolDir=/spool/%n\n"
+	for name, text := range map[string]string{"slurm.conf": conf, "gres.conf": "NodeName=n[1-9999999999] Name=gpu File=/dev/none[0-9]\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for node, cpus := range map[string]int{"n1": 0, "": 4} { // without its name, the node is found by the host's
+		c, err := LoadSlurmd(path, "h", node)
+		if err != nil || c.SlurmdSpoolDir != "/spool/n1" || c.Partition != "" || c.Node.CPUs != cpus || len(c.Node.Gres) > 0 {
+			t.Errorf("node %q: %+v, %v", node, c, err)
+		}
+	}
+}

@@ -10,7 +10,7 @@ import (
 // site is what slurm.conf and the files beside it mean for every step.
 func site(c *slurmconf.Config) step.Site {
 	out := step.Site{
-		Cluster: c.ClusterName, Partition: c.Partition, SlurmConf: c.File,
+		Cluster: c.ClusterName, SlurmConf: c.File,
 		KillWaitS: seconds(c.KillWait), UnkillableS: seconds(c.UnkillableStepTimeout),
 		PropagatePrio: c.PropagatePrioProcess,
 		Acct: step.Accounting{

@@ -132,7 +132,7 @@ func common(s *wire.Stream, c *slurmconf.Config, cred *wire.Cred, env []string, 
 			array(out, name, value)
 		}
 	}
-	out.RestartCount = uint32(cred.Restarts)
+	out.Partition, out.RestartCount = cred.Partition, uint32(cred.Restarts)
 	cpus(out, s.Conf, cred)
 	return out
 }

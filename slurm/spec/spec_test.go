@@ -29,7 +29,7 @@ func launch() *wire.Stream {
 			Env: []string{"A=1", "SLURM_UMASK=0077", "SLURM_MPI_TYPE=none", "SLURM_JOB_NAME=x", "SLURM_PMI2_SRUN_PORT=5", "no variable"},
 			Dir: "/work", Argv: []string{"prog", "a"}, Flags: wire.FlagBuffered,
 			Cred: &wire.Cred{
-				UID: 1000, GID: 100, Name: "u", GIDs: []uint32{4}, JobHosts: "n[1-2]", JobNodes: 2,
+				UID: 1000, GID: 100, Name: "u", GIDs: []uint32{4}, JobHosts: "n[1-2]", JobNodes: 2, Partition: "long",
 				JobCores: bits, StepCores: []bool{false, false, false, true}, Shape: wire.Shape{{Cores: 2, Sockets: 1, Nodes: 2}},
 			},
 		},
@@ -65,6 +65,9 @@ func TestOfLaunch(t *testing.T) {
 	}
 	if s.Layout != nil || s.LaunchAddr != "10.0.0.9" || s.Speaker != "slurmstepd-n2" || !s.EnvComplete || s.RunDir != "/spool" {
 		t.Errorf("got layout %v, address %q, speaker %q", s.Layout, s.LaunchAddr, s.Speaker)
+	}
+	if s.Partition != "long" {
+		t.Errorf("the partition is %q", s.Partition)
 	}
 	if s.KillWaitS != 30 || s.Stdout.Kind != step.StreamClient {
 		t.Errorf("KillWait is %d, stdout %+v", s.KillWaitS, s.Stdout)
