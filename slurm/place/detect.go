@@ -44,9 +44,22 @@ func (p *Place) wish() detect.Wish {
 	return w
 }
 
-// key is what an answer depends on.
-func key(boot string, w detect.Wish) string {
-	return fmt.Sprintf("%s %q %q", boot, w.Plugin, w.Mountpoint)
+// key is what an answer depends on, own being this process's cgroups (/proc/self/cgroup).
+func key(boot, own string, w detect.Wish) string {
+	return fmt.Sprintf("%s %q %q %q", boot, own, w.Plugin, w.Mountpoint)
+}
+
+// delegating is the nearest cgroup from dir up to the mount that gives controllers to its
+// children: slurmd lives in a leaf, where no step can be limited, and may have a scope above it
+// that is made for steps. Where none does it is dir.
+func delegating(dir, mount string) string {
+	for d := dir; d == mount || strings.HasPrefix(d, mount+"/"); d = filepath.Dir(d) {
+		b, err := os.ReadFile(filepath.Join(d, "cgroup.subtree_control"))
+		if err == nil && len(bytes.TrimSpace(b)) > 0 {
+			return d
+		}
+	}
+	return dir
 }
 
 // find decides where the step's cgroups go, and makes their root.
@@ -55,7 +68,11 @@ func (p *Place) find() error {
 	if err != nil {
 		return err
 	}
-	asked := key(boot, p.wish())
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return fmt.Errorf("cannot find the own cgroups: %w", err)
+	}
+	asked := key(boot, string(own), p.wish())
 	path := filepath.Join(Dir(p.cfg.Spool), keptName)
 	if f, ok := readKept(path, asked); ok && p.use(f) == nil {
 		return nil
@@ -69,6 +86,9 @@ func (p *Place) find() error {
 		p.notes = append(p.notes, fmt.Sprintf("no %s: %s", f.What, f.Why))
 	}
 	f := found{answer.Kind, answer.Parent, answer.V1}
+	if f.kind == proctrack.KindCgroupV2 {
+		f.parent = delegating(f.parent, answer.Mount)
+	}
 	if err := p.use(f); err != nil {
 		return err
 	}

@@ -168,6 +168,9 @@ func (a *audience) SayTo(f *os.File) { a.out.To(f) }
 func (a *audience) TaskExited(rank int, status step.ExitStatus) { a.ends.Add(rank, status) }
 
 func (a *audience) tellEnds(ranks []int, status step.ExitStatus) {
+	if rec := a.d.st.Record(); outOfMemory(&rec) {
+		status = oomStatus
+	}
 	m := &wire.TaskExit{Step: a.d.id(), Status: uint32(status)}
 	for _, r := range ranks {
 		m.Ranks = append(m.Ranks, uint32(r))

@@ -89,6 +89,9 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	}, d.spec); err != nil {
 		return nil, err
 	}
+	for _, note := range d.place.Notes() {
+		d.log.Debug(note) // slurmstepd --check says it to who asks
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.remove())

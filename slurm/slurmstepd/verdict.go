@@ -28,8 +28,11 @@ func (v *verdict) kill(rec *step.Record) {
 	}
 }
 
-// oomStatus stands for the status of a task that was killed for want of memory.
+// oomStatus stands for the status of each task that ends once the kernel has killed a process
+// of the step for want of memory: srun and sacct say so, whatever the task made of it.
 const oomStatus step.ExitStatus = 253
+
+func outOfMemory(rec *step.Record) bool { return rec.State == step.OutOfMemory || len(rec.OOM) > 0 }
 
 // status is the step's, as wait(2) would tell it: the first task that a signal has ended
 // wins, else the highest; where a command has ended all of them, the first task's.
@@ -37,7 +40,7 @@ func (v *verdict) status(rec *step.Record) step.ExitStatus {
 	switch {
 	case rec.ID.Step == step.ExternStep:
 		return 0
-	case rec.State == step.OutOfMemory:
+	case outOfMemory(rec):
 		return oomStatus
 	case rec.Aborted && rec.ExitCode != nil:
 		return step.ExitedWith(uint8(*rec.ExitCode))

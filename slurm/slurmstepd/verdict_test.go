@@ -27,6 +27,7 @@ func TestVerdict(t *testing.T) {
 		{name: "no task, a signal", with: func(r *step.Record) { r.Signal = new(9) }, want: kill},
 		{name: "an MPI abort", tasks: tasks{kill, kill}, with: func(r *step.Record) { r.Aborted, r.ExitCode = true, new(2) }, want: two},
 		{name: "out of memory", tasks: tasks{kill}, with: func(r *step.Record) { r.State = step.OutOfMemory }, want: oomStatus},
+		{name: "one process out of memory", tasks: tasks{0}, with: func(r *step.Record) { r.OOM = []step.OOMKill{{}} }, want: oomStatus},
 		{name: "extern", tasks: tasks{kill}, with: func(r *step.Record) { r.ID.Step = step.ExternStep }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
