@@ -111,7 +111,7 @@ var importRules = map[string]struct {
 	"stepd/integration/slurm/cluster": {nil, "a private Slurm: Debian's packages and nothing of ours"},
 	"stepd/integration/slurm/tee":     {nil, "stands between slurmd and a step daemon: it knows neither's words"},
 	"stepd/integration/slurm/demo":    {[]string{"stepd/integration/slurm/cluster"}, "built programs, and a private Slurm"},
-	"stepd/integration/vm":            {nil, "boots the guest; knows the tests by their files"},
+	"stepd/integration/vm":            {[]string{"stepd/integration/slurm/cluster"}, "boots the guest; knows the tests by their files, and takes the images of Slurm there"},
 	"stepd/integration/vm/guest":      {[]string{"stepd/internal/testkit"}, "black box: the installed programs only"},
 }
 

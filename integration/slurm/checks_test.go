@@ -19,7 +19,7 @@ type check struct {
 	limit  time.Duration
 	drop   string // an expression for lines that are not compared
 
-	sorted, alone, root, later, slow, racy bool
+	sorted, alone, root, later, slow, racy, guest bool
 }
 
 // user is the account that the check runs as.
@@ -59,7 +59,7 @@ func parseHead(words []string) (check, error) {
 		return check{}, fmt.Errorf("a check without a name")
 	}
 	c := check{id: words[0], limit: 40 * time.Second}
-	flags := map[string]*bool{"sort": &c.sorted, "alone": &c.alone, "root": &c.root, "later": &c.later, "slow": &c.slow, "racy": &c.racy}
+	flags := map[string]*bool{"sort": &c.sorted, "alone": &c.alone, "root": &c.root, "later": &c.later, "slow": &c.slow, "racy": &c.racy, "guest": &c.guest}
 	for _, word := range words[1:] {
 		name, value, _ := strings.Cut(word, "=")
 		switch name {

@@ -19,6 +19,9 @@ if [ -e $kept/status ]; then
 	exit "$status"
 fi
 cp -a root/. /
+if [ -d slurm ]; then
+	mkdir -p /var/cache/stepd-slurm && ln -s /share/slurm/* /var/cache/stepd-slurm/
+fi
 systemctl daemon-reload
 if [ -e cmd ]; then
 	exec bash ./cmd

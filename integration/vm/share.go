@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"stepd/integration/slurm/cluster"
 )
 
 //go:embed run.sh
@@ -66,6 +68,11 @@ func (s share) addTests(ctx context.Context, rows []row, timeout time.Duration) 
 			return false, err
 		}
 	}
+	if slices.ContainsFunc(rows, func(r row) bool { return r.dir == "integration/slurm" }) {
+		if err := s.addSlurm(ctx); err != nil {
+			return false, err
+		}
+	}
 	for name, text := range map[string]string{"jobs": lists.now.String(), "jobs-before-reboot": lists.before.String(), "jobs-after-reboot": lists.after.String()} {
 		if err := os.WriteFile(s.path(name), []byte(text), 0o644); err != nil {
 			return false, err
@@ -86,6 +93,21 @@ func (s share) addPackages(ctx context.Context) error {
 	}
 	return s.tool(ctx, "make", append(files, "DEB_VERSION=0~guest2")...)
 }
+
+// addSlurm puts in a Debian root with Slurm, where run.sh lets the tests find it.
+func (s share) addSlurm(ctx context.Context) error {
+	image, err := cluster.Image(ctx, slurmCache, "22.05")
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(s.path("slurm"), 0o755); err != nil {
+		return err
+	}
+	return s.tool(ctx, "cp", "-a", image, s.path("slurm/"))
+}
+
+// slurmCache is where the images of integration/slurm lie.
+const slurmCache = "/var/cache/stepd-slurm"
 
 // addCommand makes the run one of a shell command instead of tests.
 func (s share) addCommand(command string) error {

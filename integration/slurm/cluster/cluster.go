@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -39,6 +41,9 @@ type Site struct {
 	Cgroup     string            // cgroup.conf
 	Files      map[string]string // other files of the cluster's folder: plugstack.conf
 	Users      []string          // accounts with homes below Dir/work, user ids from 7001 on
+	// OwnCgroups gives the cluster a tree of cgroups of its own, which its processes see as the
+	// whole machine's. The machine has cgroup v2 alone.
+	OwnCgroups bool
 }
 
 // A Cluster is a private Slurm. Its methods may be called by several goroutines at once.
@@ -48,12 +53,16 @@ type Cluster struct {
 	hold  io.Closer // closed, it ends process 1
 	users map[string]uint32
 	site  Site
+	// cgroups is where its tree of cgroups begins, "" without one, and leaf the place there of
+	// process 1 and of commands.
+	cgroups string
+	leaf    *os.File
 }
 
 // Start starts a private Slurm and waits until its node is idle. The caller stops it. It
 // needs root. Its error wraps ErrMoved where Debian does not have the release.
 func Start(ctx context.Context, site Site) (*Cluster, error) {
-	root, err := image(ctx, site.Cache, site.Release)
+	root, err := Image(ctx, site.Cache, site.Release)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +90,17 @@ func Start(ctx context.Context, site Site) (*Cluster, error) {
 
 // startInit starts process 1 in its namespaces, and waits until its tree stands.
 func (c *Cluster) startInit(root string) error {
-	c.init = exec.Command("sh", "-c", initScript, "init", root, c.Dir, c.site.Programs)
+	line := []string{"sh", "-c", initScript, "init", root, c.Dir, c.site.Programs}
+	if c.site.OwnCgroups {
+		// The namespace begins where the process is that makes it (cgroup_namespaces(7)).
+		c.cgroups = filepath.Join("/sys/fs/cgroup", filepath.Base(c.Dir))
+		controllers := []byte("+cpuset +cpu +memory +io +pids")
+		if err := errors.Join(os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", controllers, 0), os.Mkdir(c.cgroups, 0o755)); err != nil {
+			return fmt.Errorf("cannot make cgroups for the cluster: %w", err)
+		}
+		line = append([]string{"sh", "-ec", `echo 0 > "$0/cgroup.procs"; exec unshare --cgroup -- "$@"`, c.cgroups}, append(line, "own")...)
+	}
+	c.init = exec.Command(line[0], line[1:]...)
 	// Were the thread that forks it to end, the parent-death signal would come: so there is
 	// none, and the pipe's end does it.
 	c.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS}
@@ -104,7 +123,10 @@ func (c *Cluster) startInit(root string) error {
 		_ = c.init.Wait()
 		return fmt.Errorf("cannot build the cluster's tree: %s", said.String())
 	}
-	return nil
+	if c.cgroups != "" {
+		c.leaf, err = os.Open(filepath.Join(c.cgroups, "init"))
+	}
+	return err
 }
 
 // Stop ends all of the cluster's processes and removes its folder. The caller reads the
@@ -113,7 +135,26 @@ func (c *Cluster) Stop() error {
 	_ = c.hold.Close()
 	// The processes end with process 1, also those that do not heed it.
 	err := c.init.Wait()
-	return errors.Join(err, os.RemoveAll(c.Dir))
+	return errors.Join(err, c.removeCgroups(), os.RemoveAll(c.Dir))
+}
+
+// removeCgroups removes the cluster's tree of cgroups, in which no process is left.
+func (c *Cluster) removeCgroups() error {
+	if c.cgroups == "" {
+		return nil
+	}
+	c.leaf.Close()
+	var dirs []string
+	err := filepath.WalkDir(c.cgroups, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return err
+	})
+	for _, dir := range slices.Backward(dirs) {
+		err = errors.Join(err, os.Remove(dir))
+	}
+	return err
 }
 
 // Path returns the path of a file of the cluster's folder.
@@ -131,7 +172,7 @@ func (c *Cluster) Command(ctx context.Context, user, name string, args ...string
 	if id == 0 {
 		home = c.Dir
 	}
-	line := []string{"--target", strconv.Itoa(c.init.Process.Pid), "--mount", "--uts", "--net", "--pid", "--root", "--"}
+	line := []string{"--target", strconv.Itoa(c.init.Process.Pid), "--mount", "--uts", "--net", "--pid", "--cgroup", "--root", "--"}
 	if id != 0 {
 		line = append(line, "setpriv", fmt.Sprintf("--reuid=%d", id), fmt.Sprintf("--regid=%d", id), "--init-groups", "--inh-caps=-all")
 	}
@@ -141,6 +182,9 @@ func (c *Cluster) Command(ctx context.Context, user, name string, args ...string
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C", "SHELL=/bin/bash",
 		"HOME=" + home, "USER=" + user, "LOGNAME=" + user,
 		"SLURM_CONF=" + c.Path("slurm.conf"), "DIR=" + c.Dir,
+	}
+	if c.leaf != nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(c.leaf.Fd())}
 	}
 	return cmd
 }

@@ -43,9 +43,9 @@ func Releases() (names []string) {
 // cannot be installed today.
 var ErrMoved = errors.New("the release cannot be installed")
 
-// image is a folder with a Debian root that has a release of Slurm. Clusters only read it,
-// so that any number may run.
-func image(ctx context.Context, cache, name string) (string, error) {
+// Image is a folder with a Debian root that has a release of Slurm, made where cache has none
+// yet. Clusters only read it, so that any number may run.
+func Image(ctx context.Context, cache, name string) (string, error) {
 	i := slices.IndexFunc(releases, func(r release) bool { return r.name == name })
 	if i < 0 {
 		return "", fmt.Errorf("cannot find Slurm %q: the releases are %s", name, strings.Join(Releases(), ", "))
@@ -76,7 +76,10 @@ func image(ctx context.Context, cache, name string) (string, error) {
 	}
 	if _, err := os.Stat(root); err == nil {
 		now := time.Now()
-		return root, os.Chtimes(root, now, now)
+		if err := os.Chtimes(root, now, now); !errors.Is(err, syscall.EROFS) { // a guest's is read-only
+			return root, err
+		}
+		return root, nil
 	}
 	return root, r.install(ctx, cache, root, args)
 }

@@ -1,14 +1,24 @@
-# Process 1 of a cluster's namespaces: init.sh ROOT DIR PROGRAMS. It builds the tree that
+# Process 1 of a cluster's namespaces: init.sh ROOT DIR PROGRAMS [own]. It builds the tree that
 # the cluster's processes see, with DIR and PROGRAMS (may be empty) in it, reports on
 # stdout that it is complete, and takes in orphans until stdin ends. The address is none of
 # loopback's: with these alone getaddrinfo(3) finds no host.
 set -e
-root=$1 dir=$2 programs=$3
+root=$1 dir=$2 programs=$3 cgroups=${4:-}
 mount --make-rprivate /
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
+if [ -n "$cgroups" ]; then # a tree of its own, in whose root no process may stay
+	umount "$root/sys/fs/cgroup" # the kernel mounts no file system twice on one place
+	mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+	mkdir "$root/sys/fs/cgroup/init"
+	echo $$ > "$root/sys/fs/cgroup/init/cgroup.procs"
+	mkdir "$root/sys/fs/cgroup/system.slice" # slurmd expects systemd's
+	for d in . system.slice; do
+		echo +cpuset +cpu +memory +io +pids > "$root/sys/fs/cgroup/$d/cgroup.subtree_control"
+	done
+fi
 for d in tmp run var/tmp; do
 	mount -t tmpfs -o mode=1777 tmpfs "$root/$d"
 done
