@@ -90,7 +90,7 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 		return nil, err
 	}
 	for _, note := range d.place.Notes() {
-		d.log.Debug(note) // slurmstepd --check says it to who asks
+		d.log.Debug(note) // slurmstepd --check prints it as well
 	}
 	defer func() {
 		if err != nil {
