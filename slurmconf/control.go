@@ -20,8 +20,9 @@ type Control struct {
 	// AuthType is "munge" by default. AuthSocket is munged's socket (AuthInfo=socket=), "" is
 	// where munged has it by default.
 	AuthType, AuthSocket string
-	// Timeout bounds one exchange of messages: 10 s by default (MessageTimeout).
-	Timeout time.Duration
+	// Timeout bounds one exchange of messages: 10 s by default (MessageTimeout). Connect bounds
+	// the connection before it: 2 s (TCPTimeout).
+	Timeout, Connect time.Duration
 	// Digest is of all files that were read: another one where a file has changed.
 	Digest string
 }
@@ -48,7 +49,7 @@ func LoadSlurmd(path, hostname, node string) (*Config, error) {
 func slurmdDefaults(node string) *Config {
 	c := defaults(node)
 	c.TaskPlugin = nil
-	c.Control = Control{User: "root", AuthType: "munge", Timeout: 10 * time.Second}
+	c.Control = Control{User: "root", AuthType: "munge", Timeout: 10 * time.Second, Connect: 2 * time.Second}
 	return c
 }
 
@@ -71,7 +72,7 @@ func (lines *controlLines) keys(c *Control) keySet {
 		"slurmuser":      text(&c.User),
 		"authtype":       parsed(&c.AuthType, func(v string) (string, *flaw) { return bare(v, "auth/"), nil }),
 		"authinfo":       parsed(&c.AuthSocket, authSocket),
-		"messagetimeout": seconds(&c.Timeout),
+		"messagetimeout": seconds(&c.Timeout), "tcptimeout": seconds(&c.Connect),
 	}
 }
 

@@ -34,10 +34,20 @@ func TestLoadSlurmd(t *testing.T) {
 			if got := c.Control; !slices.Equal(got.Addrs, tt.addrs) || got.User != tt.user || got.AuthSocket != tt.socket || got.Timeout != tt.timeout || got.AuthType != "munge" {
 				t.Errorf("got %+v", got)
 			}
+			if got := c.Control.Connect; got != 2*time.Second {
+				t.Errorf("a connection may take %v", got)
+			}
 			if c.TaskPlugin != nil || c.KillWait != 30*time.Second {
 				t.Errorf("TaskPlugin is %v, KillWait %v", c.TaskPlugin, c.KillWait)
 			}
 		})
+	}
+	path := filepath.Join(t.TempDir(), "slurm.conf")
+	if err := os.WriteFile(path, []byte("TCPTimeout=30\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := LoadSlurmd(path, "n1", "n1"); err != nil || c.Control.Connect != 30*time.Second {
+		t.Errorf("TCPTimeout is %v (%v)", c.Control.Connect, err)
 	}
 	if _, err := LoadSlurmd("/does/not/exist", "n1", "n1"); err == nil {
 		t.Error("a file that does not exist was read")

@@ -3,6 +3,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -20,8 +21,10 @@ import (
 type Client struct {
 	Release wire.Release
 	Munge   munge.Client
-	// Timeout bounds one exchange: MessageTimeout of slurm.conf. 0 is 10 s.
-	Timeout time.Duration
+	// Timeout bounds one exchange, MessageTimeout of slurm.conf, and Connect the connection
+	// before it, TCPTimeout: a controller whose host is down is not waited for longer. 0 is 10 s
+	// and 2 s.
+	Timeout, Connect time.Duration
 }
 
 // Peer is who a message goes to.
@@ -60,19 +63,13 @@ var returns = map[uint32]string{
 // Send sends a message and waits for the answer. A *ReturnError is the peer's refusal; another
 // error, that the message may not have come, and may be sent again.
 func (c *Client) Send(ctx context.Context, to Peer, m wire.Message) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, c.timeout(), fmt.Errorf("it took longer than %v (MessageTimeout in slurm.conf)", c.timeout()))
+	timeout := cmp.Or(c.Timeout, 10*time.Second)
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %v (MessageTimeout in slurm.conf)", timeout))
 	defer cancel()
 	if err := c.exchange(ctx, to, m); err != nil {
 		return fmt.Errorf("cannot send %s to %s: %w", m.Type(), to.Addr, err)
 	}
 	return nil
-}
-
-func (c *Client) timeout() time.Duration {
-	if c.Timeout == 0 {
-		return 10 * time.Second
-	}
-	return c.Timeout
 }
 
 func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
@@ -81,7 +78,8 @@ func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
 	if err != nil {
 		return err
 	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.Addr)
+	dialer := net.Dialer{Timeout: cmp.Or(c.Connect, 2*time.Second)}
+	conn, err := dialer.DialContext(ctx, "tcp", to.Addr)
 	if err != nil {
 		return err
 	}

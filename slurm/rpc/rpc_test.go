@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/slurm/munge"
 	"stepd/slurm/wire"
 )
@@ -289,6 +291,35 @@ var vectors = map[struct{ message, custom int }]string{
 	{289, 0}:   "0c315ebcdedbf61426de7dcf8fb725d1e74675d7f5327a5067f367b108ecb67c",
 	{83521, 0}: "8701045e22205345ff4dda05555cbb5c3af1a771c2b89baef37db43d9998b9fe",
 	{0, 1}:     "fab658db63e94a246188bf7af69a133045f46ee984c56e3c3328caaf1aa1a583",
+}
+
+// TestHostDown holds that a host which does not answer is given up before the exchange is.
+func TestHostDown(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0)); err != nil {
+		t.Fatal(err)
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", sa.(*unix.SockaddrInet4).Port)
+	for { // until its queue is full
+		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
+		if err != nil {
+			break
+		}
+		defer conn.Close()
+	}
+	c := client(t)
+	c.Timeout, c.Connect = time.Hour, 50*time.Millisecond
+	if err := c.Send(t.Context(), controller(addr), message); err == nil || !strings.HasSuffix(err.Error(), "i/o timeout") {
+		t.Error(err)
+	}
 }
 
 // TestHash compares with RFC 9861's vectors, and with what slurmctld 22.05.8 has signed: that a

@@ -14,7 +14,6 @@ const (
 	TypeKillStep            Type = 5005
 	TypeStepComplete        Type = 5016
 	TypeCompleteBatchScript Type = 5018
-	TypeForwardData         Type = 5029
 	TypeLaunchResponse      Type = 6002
 	TypeTaskExit            Type = 6003
 	TypeReturnCode          Type = 8001
@@ -22,8 +21,8 @@ const (
 
 var typeNames = map[Type]string{
 	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeKillStep: "REQUEST_CANCEL_JOB_STEP", TypeStepComplete: "REQUEST_STEP_COMPLETE",
-	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT", TypeForwardData: "REQUEST_FORWARD_DATA",
-	TypeLaunchResponse: "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
+	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT",
+	TypeLaunchResponse:      "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
 }
 
 // String is the message's name in Slurm's logs.
