@@ -119,8 +119,7 @@ func PluginsCommand(d *client.Dialer) *cobra.Command {
 	return c
 }
 
-// lintConfig is what noded says of the stack. With a FILE it works without
-// noded, and the defaults hold.
+// lintConfig is what noded says of the stack, or withoutNode.
 func lintConfig(d *client.Dialer, root *cobra.Command, files []string) (lint.Config, error) {
 	var none lint.Config
 	host, err := plugins.Beside("spankhost")
@@ -128,8 +127,8 @@ func lintConfig(d *client.Dialer, root *cobra.Command, files []string) (lint.Con
 		return none, err
 	}
 	node, err := client.Ask(d, func(ctx context.Context, noded *api.Client) (*api.ConfigReply, error) { return noded.Config(ctx) })
-	if err != nil && len(files) > 0 {
-		node, err = withoutNode(err)
+	if err != nil {
+		node, err = withoutNode(d, err, len(files) > 0)
 	}
 	if err != nil {
 		return none, err
@@ -151,8 +150,21 @@ func lintConfig(d *client.Dialer, root *cobra.Command, files []string) (lint.Con
 	}, nil
 }
 
-// withoutNode are the defaults, which stand in for a missing noded.
-func withoutNode(why error) (*api.ConfigReply, error) {
+// withoutNode stands in for a missing noded: what slurmd reads here, whose steps have that
+// stack, else, for a file of the user's, the defaults.
+func withoutNode(d *client.Dialer, why error, file bool) (*api.ConfigReply, error) {
+	if _, named := d.Path(); !named {
+		if conf, err := slurmdConf(); err == nil {
+			terminal.Say("no noded serves here: %s holds, as for the steps of slurmd", conf.File)
+			return &api.ConfigReply{
+				Plugstack: conf.PlugStackConfig, PluginDirs: conf.PluginDir, AllowReleases: conf.Stepd.SpankAllowReleases,
+				RequireSafe: conf.Stepd.RequireSafePlugins, HookTimeoutS: int(conf.Stepd.HookTimeout / time.Second),
+			}, nil
+		}
+	}
+	if !file {
+		return nil, why
+	}
 	conf, _, err := slurmconf.Load("", "localhost")
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -53,15 +54,7 @@ func (s *sources) choose() (source, error) {
 	if _, named := s.d.Path(); named || s.d.Client().Reach(context.Background()) == nil {
 		return asked{s.d}, nil
 	}
-	file := os.Getenv("SLURM_CONF")
-	if file == "" {
-		file = slurmConf
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		return nil, fmt.Errorf("cannot find the host's name: %w", err)
-	}
-	c, err := slurmconf.LoadSlurmd(file, host, "")
+	c, err := slurmdConf()
 	if err != nil || c.SlurmdSpoolDir == "" {
 		return asked{s.d}, nil // noded's absence is what there is to report
 	}
@@ -70,6 +63,15 @@ func (s *sources) choose() (source, error) {
 		return asked{s.d}, nil
 	}
 	return spooled{a}, nil
+}
+
+// slurmdConf is what the node's slurmd reads, where it is readable.
+func slurmdConf() (*slurmconf.Config, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find the host's name: %w", err)
+	}
+	return slurmconf.LoadSlurmd(cmp.Or(os.Getenv("SLURM_CONF"), slurmConf), host, "")
 }
 
 // asked is noded.

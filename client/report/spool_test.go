@@ -2,8 +2,10 @@ package report
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -92,5 +94,47 @@ func TestSpooled(t *testing.T) {
 	}
 	if events, err := eventsOf(s, step.ID{Job: 13}); err != nil || events != nil {
 		t.Errorf("a step that is gone: %v, %v", events, err)
+	}
+}
+
+// TestPluginsWithoutNoded: slurmd's files stand in for noded, and for a file alone the defaults.
+func TestPluginsWithoutNoded(t *testing.T) {
+	dir := t.TempDir()
+	conf := filepath.Join(dir, "slurm.conf")
+	for name, text := range map[string]string{"slurm.conf": "PluginDir=/plugins\nPlugStackConfig=/stack\n", "stepd.conf": "HookTimeout=7\nSpankAllowReleases=20.11\nRequireSafePlugins=yes\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	why := errors.New("no noded")
+	for _, c := range []struct {
+		name, conf, socket string
+		file               bool
+		stack, plugins     string
+		err                error
+	}{
+		{name: "slurmd's", conf: conf, stack: "/stack", plugins: "/plugins"},
+		{name: "a file beside slurmd's", conf: conf, file: true, stack: "/stack", plugins: "/plugins"},
+		{name: "no slurmd", conf: filepath.Join(dir, "none"), err: why},
+		{name: "a file and no slurmd", conf: filepath.Join(dir, "none"), file: true},
+		{name: "a noded by name", conf: conf, socket: "/no/noded.sock", err: why},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("NODED_SOCKET", "")
+			t.Setenv("SLURM_CONF", c.conf)
+			got, err := withoutNode(&client.Dialer{Socket: c.socket}, why, c.file)
+			if c.err != nil || err != nil {
+				if !errors.Is(err, why) || c.err == nil {
+					t.Errorf("%+v, %v", got, err)
+				}
+				return
+			}
+			if got.Plugstack != c.stack || c.plugins != "" && !slices.Equal(got.PluginDirs, []string{c.plugins}) {
+				t.Errorf("stack %q, plugins in %q", got.Plugstack, got.PluginDirs)
+			}
+			if ours := got.HookTimeoutS == 7 && got.RequireSafe && slices.Equal(got.AllowReleases, []string{"20.11"}); ours != (c.stack != "") {
+				t.Errorf("of stepd.conf: %+v", got)
+			}
+		})
 	}
 }
