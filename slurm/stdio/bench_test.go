@@ -56,3 +56,18 @@ func BenchmarkStdin(b *testing.B) {
 		r.finish()
 	}
 }
+
+// BenchmarkLaunch256 measures what 256 tasks cost that write a line each.
+func BenchmarkLaunch256(b *testing.B) {
+	for b.Loop() {
+		r := begin(b, config(256))
+		for rank := 4; rank < 260; rank++ {
+			_, _ = r.fd(rank, 1).WriteString("n1\n")
+		}
+		r.tasksEnd()
+		go r.finish()
+		_, _ = io.Copy(io.Discard, r.srun.r)
+		r.srun.Close()
+		<-r.loop.done
+	}
+}
