@@ -174,14 +174,6 @@ func FuzzReply(f *testing.F) {
 func TestRootMunged(t *testing.T) {
 	testkit.RequireRoot(t)
 	dir := t.TempDir()
-	for d := dir; d != "/"; d = filepath.Dir(d) { // munged wants to be reached by all
-		if err := os.Chmod(d, 0o1777); err != nil && d == dir {
-			t.Fatal(err)
-		}
-		if d == os.TempDir() {
-			break
-		}
-	}
 	key := filepath.Join(dir, "key")
 	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), 128), 0o600); err != nil {
 		t.Fatal(err)
