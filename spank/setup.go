@@ -132,7 +132,7 @@ func setupBlob(cfg *launch.HostSetup, stack []Plugin) ([]byte, error) {
 	for _, o := range s.SpankOptions {
 		putOption(w, o.Plugin, o.Name, o.Value)
 	}
-	if err := putOptions(w, cfg.Env); err != nil {
+	if err := putOptions(w, cfg.Env, alone(s)); err != nil {
 		return nil, err
 	}
 	w.tlvStr(tagCwd, s.Cwd)
@@ -209,7 +209,9 @@ func putOption(w *writer, plugin, name string, value []byte) {
 // request's: so are they called back twice, as measured. Where the plugin's
 // name ends and the option's begins is unknown: the host compares both
 // together.
-func putOptions(w *writer, env []string) error {
+//
+// The variables in not are left out.
+func putOptions(w *writer, env []string, not map[string]bool) error {
 	n := 0
 	for _, e := range env {
 		opt, ok := strings.CutPrefix(e, srunopt.OptionPrefix)
@@ -226,9 +228,23 @@ func putOptions(w *writer, env []string) error {
 		case len(value) > srunopt.OptionMax:
 			return fmt.Errorf("cannot take a plugin's option of the environment: the value of %q has %d bytes, and %d is the limit", name, len(value), srunopt.OptionMax)
 		}
-		putOption(w, "", name, append([]byte{}, value...))
+		if !not[srunopt.OptionPrefix+name] {
+			putOption(w, "", name, append([]byte{}, value...))
+		}
 	}
 	return nil
+}
+
+// alone are the variables of options that are called back for the request alone.
+func alone(s *step.Spec) map[string]bool {
+	if !s.Site.Spank.OptionsOnce {
+		return nil
+	}
+	not := make(map[string]bool, len(s.SpankOptions))
+	for _, o := range s.SpankOptions {
+		not[srunopt.OptionVariable(o.Plugin, o.Name)] = true
+	}
+	return not
 }
 
 // items are the items of spank_get_item that are not as in the request.

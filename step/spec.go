@@ -31,6 +31,11 @@ type Spec struct {
 	// EnvComplete says that Env is the job's environment as its plugins and tasks see it:
 	// nothing of the job's is set over it. A daemon sets it whose client has done so.
 	EnvComplete bool `json:"env_complete,omitempty"`
+	// TaskEnv is set for every task over Env, when its privileged hook has returned, beside
+	// what every daemon sets there.
+	TaskEnv []string `json:"task_env,omitempty"`
+	// ExitEnv is set over Env for the hooks of the tasks' and of the step's end.
+	ExitEnv []string `json:"exit_env,omitempty"`
 	// Speaker begins each message of the step to its user; "" is "stepd-" and NodeName. A
 	// daemon that sets it says by itself when a command ends the step.
 	Speaker string `json:"speaker,omitempty"`
@@ -207,6 +212,8 @@ type SpankConf struct {
 	// plugins have started in slurm_spank_exit; 0 is not at all.
 	ExitGraceS int  `json:"exit_grace_s,omitempty"`
 	Strict     bool `json:"strict,omitempty"`
+	// OptionsOnce calls an option back once that is in the request and in the environment.
+	OptionsOnce bool `json:"options_once,omitempty"`
 	// RequireSafe refuses a stack that users other than root may change.
 	RequireSafe bool `json:"require_safe,omitempty"`
 	// Quarantined are optional plugins that are left out, because they have

@@ -113,7 +113,7 @@ func hostEnv(s *step.Spec) []string {
 	if s.SlurmConf != "" {
 		env = append(env, "SLURM_CONF="+s.SlurmConf)
 	}
-	if isBatch(s) {
+	if isBatch(s) || s.EnvComplete && s.MPI == "" {
 		return env // a script is no MPI program
 	}
 	mpi := cmp.Or(s.MPI, "none")
@@ -219,7 +219,7 @@ func exitEnv(s *step.Spec) []string {
 	if isBatch(s) {
 		env = append(env, "SLURM_JOB_UID="+u32(s.User.UID), "SLURM_JOB_USER="+s.User.Name)
 	}
-	return env
+	return append(env, s.ExitEnv...)
 }
 
 // keepLimits leaves of the caller's resource limits the ones that the site passes on,

@@ -56,6 +56,7 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	if spec.EnvComplete {
 		p.Env = spec.Env
 	}
+	p.CommonEnv = append(p.CommonEnv, spec.TaskEnv...)
 	p.TaskEnv = make([][]string, len(p.Ranks))
 	for id, rank := range p.Ranks {
 		p.TaskEnv[id] = []string{"SLURM_PROCID=" + strconv.Itoa(rank), "SLURM_LOCALID=" + strconv.Itoa(id)}

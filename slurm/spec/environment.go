@@ -8,6 +8,7 @@ import (
 
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
+	"stepd/step"
 )
 
 // environment is srun's, without what is srun's alone.
@@ -54,7 +55,7 @@ func batchEnv(env []string, s *wire.Stream, c *slurmconf.Config) []string {
 		"SLURM_JOB_NODELIST=" + b.Hosts, "SLURM_JOB_NUM_NODES=" + nodes, "SLURM_JOB_PARTITION=" + b.Partition,
 		"SLURM_NNODES=" + nodes, "SLURM_NODELIST=" + b.Hosts, "SLURM_TASKS_PER_NODE=" + perNode,
 	}
-	set = append(set, byRelease(s, c)...)
+	set = append(set, byRelease(s)...)
 	if b.ArrayTask != wire.NoVal {
 		set = append(set, fmt.Sprintf("SLURM_ARRAY_JOB_ID=%d", b.ArrayJob), fmt.Sprintf("SLURM_ARRAY_TASK_ID=%d", b.ArrayTask))
 	}
@@ -74,24 +75,10 @@ func batchEnv(env []string, s *wire.Stream, c *slurmconf.Config) []string {
 }
 
 // byRelease are the variables that have come and gone.
-func byRelease(s *wire.Stream, c *slurmconf.Config) (set []string) {
+func byRelease(s *wire.Stream) (set []string) {
 	v, b := s.Conf.Release, s.Batch
 	if v < wire.V2311 {
 		set = append(set, "SLURM_NODE_ALIASES=(null)")
-		if len(c.Control.Addrs) > 0 {
-			// Cluster, controller, protocol, and the number of the select plugin.
-			set = append(set, fmt.Sprintf("SLURM_WORKING_CLUSTER=%s:%s:%d:%d", c.ClusterName, c.Control.Addrs[0], uint16(v), selectNumber))
-		}
-	}
-	if v >= wire.V2302 {
-		set = append(set, fmt.Sprintf("SLURM_JOB_END_TIME=%d", b.Cred.End.Unix()), fmt.Sprintf("SLURM_JOB_START_TIME=%d", b.Cred.Begin.Unix()))
-	}
-	if v >= wire.V2411 {
-		set = append(set, "SLURM_OOM_KILL_STEP="+flag(b.OOMKillStep))
-	}
-	if v >= wire.V2605 {
-		// The batch step's number, as a signed one.
-		set = append(set, "SLURM_JOB_SLUID="+sluid(b.Cred.Step.SLUID), "SLURM_STEP_ID=-5", "SLURM_STEPID=-5")
 	}
 	switch memory := b.NodeMemory; {
 	case memory&memPerCPU != 0:
@@ -103,6 +90,38 @@ func byRelease(s *wire.Stream, c *slurmconf.Config) (set []string) {
 		set = append(set, "SLURM_OVERCOMMIT=1")
 	}
 	return set
+}
+
+// taskEnv are the variables that Slurm's own step daemon sets when a task's privileged hook
+// has returned, and which of them are still set when it ends.
+func taskEnv(out *step.Spec, v wire.Release, cred *wire.Cred, oomKillStep bool) {
+	if v >= wire.V2302 {
+		out.TaskEnv = append(out.TaskEnv, fmt.Sprintf("SLURM_JOB_END_TIME=%d", cred.End.Unix()), fmt.Sprintf("SLURM_JOB_START_TIME=%d", cred.Begin.Unix()))
+	}
+	// srun inside a job takes the user from the job's environment, where he may be another.
+	stay := []string{fmt.Sprintf("SLURM_JOB_UID=%d", cred.UID)}
+	if cred.Name != "" {
+		stay = append(stay, "SLURM_JOB_USER="+cred.Name)
+	}
+	if v >= wire.V2411 {
+		stay = append(stay, "SLURM_OOM_KILL_STEP="+flag(oomKillStep))
+	}
+	out.TaskEnv, out.ExitEnv = append(out.TaskEnv, stay...), append(out.ExitEnv, stay...)
+}
+
+// batchTaskEnv are the same variables of a batch script.
+func batchTaskEnv(out *step.Spec, s *wire.Stream, c *slurmconf.Config) {
+	v, b := s.Conf.Release, s.Batch
+	taskEnv(out, v, b.Cred, b.OOMKillStep)
+	if v < wire.V2311 && len(c.Control.Addrs) > 0 {
+		// Cluster, controller, protocol, and the number of the select plugin.
+		cluster := fmt.Sprintf("SLURM_WORKING_CLUSTER=%s:%s:%d:%d", c.ClusterName, c.Control.Addrs[0], uint16(v), selectNumber)
+		out.TaskEnv, out.ExitEnv = append(out.TaskEnv, cluster), append(out.ExitEnv, cluster)
+	}
+	if v >= wire.V2605 {
+		// The batch step's number, as a signed one.
+		out.TaskEnv = append(out.TaskEnv, "SLURM_JOB_SLUID="+sluid(b.Cred.Step.SLUID), "SLURM_STEP_ID=-5", "SLURM_STEPID=-5")
+	}
 }
 
 // memPerCPU marks memory that is each CPU's, and not the node's (slurm.h).

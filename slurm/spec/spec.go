@@ -39,9 +39,7 @@ func ofLaunch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	out.Stdin, out.Stdout, out.Stderr = stream(l.In, false), stream(l.Out, l.OpenMode == openAppend), stream(l.Err, l.OpenMode == openAppend)
 	same(out)
 	out.MPI = s.MPIType
-	if out.MPI == "none" {
-		out.MPI = ""
-	}
+	taskEnv(out, s.Conf.Release, l.Cred, l.OOMKillStep)
 	out.TaskProlog, out.TaskEpilog = l.TaskProlog, l.TaskEpilog
 	if l.Step.Step == step.ExternStep {
 		extern(out)
@@ -87,6 +85,7 @@ func ofBatch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	}
 	out.RestartCount = uint32(b.Restarts)
 	out.Env = batchEnv(out.Env, s, c)
+	batchTaskEnv(out, s, c)
 	appends := b.OpenMode == openAppend
 	name := "slurm-%j.out"
 	if out.Array != nil {
@@ -118,6 +117,7 @@ func common(s *wire.Stream, c *slurmconf.Config, cred *wire.Cred, env []string, 
 		Container: "none", RunDir: s.Conf.Spool, Site: site(c), JobStarted: cred.Begin,
 	}
 	out.Schema = step.Schema
+	out.Site.Spank.OptionsOnce = s.Conf.Release >= wire.V2405
 	out.Env = append(environment(env), topology(s.Conf)...)
 	out.OwnLimits, out.Umask = true, 0o022
 	for _, e := range out.Env {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
@@ -53,7 +54,7 @@ func TestOfLaunch(t *testing.T) {
 	if want := []string{"A=1", "SLURM_UMASK=0077", "SLURM_JOB_NAME=x"}; !slices.Equal(s.Env, want) {
 		t.Errorf("the environment is %q", s.Env)
 	}
-	if s.ID != (step.ID{Job: 7, Step: 3}) || s.NTasks != 2 || s.CPUsPerTask != 1 || s.Umask != 0o077 || s.JobName != "x" || s.MPI != "" {
+	if s.ID != (step.ID{Job: 7, Step: 3}) || s.NTasks != 2 || s.CPUsPerTask != 1 || s.Umask != 0o077 || s.JobName != "x" || s.MPI != "none" {
 		t.Errorf("got %+v", s)
 	}
 	if s.User.Name != "u" || !slices.Equal(s.User.Groups, []uint32{100, 4}) {
@@ -207,5 +208,32 @@ func TestExtern(t *testing.T) {
 	}
 	if len(s.Argv) != 2 || !s.Unattended || s.Stdout.Kind != step.StreamNull {
 		t.Errorf("got %+v", s.Request)
+	}
+}
+
+func TestTaskEnv(t *testing.T) {
+	user := []string{"SLURM_JOB_UID=1000", "SLURM_JOB_USER=u"}
+	times := []string{"SLURM_JOB_END_TIME=20", "SLURM_JOB_START_TIME=10"}
+	oom := []string{"SLURM_OOM_KILL_STEP=1"}
+	for _, c := range []struct {
+		release     wire.Release
+		tasks, ends []string
+		once        bool
+	}{
+		{wire.V2205, user, user, false},
+		{wire.V2311, slices.Concat(times, user), user, false},
+		{wire.V2405, slices.Concat(times, user), user, true},
+		{wire.V2411, slices.Concat(times, user, oom), slices.Concat(user, oom), true},
+	} {
+		l := launch()
+		l.Conf.Release, l.Launch.OOMKillStep = c.release, true
+		l.Launch.Cred.Begin, l.Launch.Cred.End = time.Unix(10, 0), time.Unix(20, 0)
+		s, err := Of(l, site1(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(s.TaskEnv, c.tasks) || !slices.Equal(s.ExitEnv, c.ends) || s.Site.Spank.OptionsOnce != c.once {
+			t.Errorf("%v: tasks %q, their end %q, once %v", c.release, s.TaskEnv, s.ExitEnv, s.Site.Spank.OptionsOnce)
+		}
 	}
 }
