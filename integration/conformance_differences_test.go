@@ -8,7 +8,7 @@ import (
 )
 
 // difference is one intended difference from the original: its row of
-// testdata/differences.tsv lists traces, callbacks and fields, and holds for
+// testdata/differences.tsv, or of another such file, lists traces, callbacks and fields, and holds for
 // each combination of them. One that does not occur any more fails the test.
 type difference struct {
 	traces, callbacks, fields []string
@@ -21,12 +21,12 @@ type difference struct {
 // of fields hold commas.
 const listSeparator = "|"
 
-func readDifferences(t testing.TB) []*difference {
+func readDifferences(t testing.TB, path string) []*difference {
 	t.Helper()
 	var rows []*difference
-	for i, cells := range readTSV(t, "testdata/differences.tsv") {
+	for i, cells := range readTSV(t, path) {
 		if len(cells) != 5 || cells[4] == "" {
-			t.Fatalf("differences.tsv:%d: want trace, callback, field, ours, reason; got %q", i+1, cells)
+			t.Fatalf(path+":%d: want trace, callback, field, ours, reason; got %q", i+1, cells)
 		}
 		if i == 0 {
 			continue
@@ -36,7 +36,7 @@ func readDifferences(t testing.TB) []*difference {
 			*list = strings.Split(cells[j], listSeparator)
 			for _, member := range *list {
 				if member == "" || member == "*" {
-					t.Fatalf("differences.tsv:%d: %q: a list names facts, one by one", i+1, cells[j])
+					t.Fatalf(path+":%d: %q: a list names facts, one by one", i+1, cells[j])
 				}
 			}
 		}
@@ -82,6 +82,7 @@ func (d *difference) unused(trace string) []string {
 type report struct {
 	t           testing.TB
 	trace       string
+	path        string // of the differences
 	differences []*difference
 	rows        strings.Builder
 	compared    int
@@ -90,7 +91,12 @@ type report struct {
 
 func newReport(t testing.TB, trace string) *report {
 	t.Helper()
-	return &report{t: t, trace: trace, differences: readDifferences(t)}
+	return newReportWith(t, trace, "testdata/differences.tsv")
+}
+
+func newReportWith(t testing.TB, trace, path string) *report {
+	t.Helper()
+	return &report{t: t, trace: trace, path: path, differences: readDifferences(t, path)}
 }
 
 // fact compares one fact of a callback; column may name the task as well.
@@ -115,7 +121,7 @@ func (r *report) end(atLeast int) {
 	r.t.Helper()
 	for _, d := range r.differences {
 		for _, key := range d.unused(r.trace) {
-			r.t.Errorf("differences.tsv:%d: no such difference any more: %s: %q", d.line, key, d.ours)
+			r.t.Errorf("%s:%d: no such difference any more: %s: %q", r.path, d.line, key, d.ours)
 		}
 	}
 	if testing.Verbose() {
@@ -135,6 +141,13 @@ func compare(t testing.TB, trace string, theirs, ours *table, atLeast int) {
 func compareTables(t testing.TB, trace string, callback func(string) string, theirs, ours *table, atLeast int) {
 	t.Helper()
 	r := newReport(t, trace)
+	r.tables("", callback, theirs, ours)
+	r.end(atLeast)
+}
+
+// tables compares two tables; whose is printed before a column.
+func (r *report) tables(whose string, callback func(string) string, theirs, ours *table) {
+	r.t.Helper()
 	fields := append(theirs.allFields(), ours.allFields()...)
 	slices.Sort(fields)
 	columns := slices.Clone(theirs.columns)
@@ -148,7 +161,7 @@ func compareTables(t testing.TB, trace string, callback func(string) string, the
 	}
 	for _, column := range columns {
 		want, got := called(theirs, column), called(ours, column)
-		r.fact(column, callback(column), "called", want, got)
+		r.fact(whose+column, callback(column), "called", want, got)
 		if want != got { // one difference, not one for each field
 			theirs, ours = theirs.without(column), ours.without(column)
 		}
@@ -156,9 +169,8 @@ func compareTables(t testing.TB, trace string, callback func(string) string, the
 	for _, field := range slices.Compact(fields) {
 		for _, column := range columns {
 			if want, got := theirs.get(column, field), ours.get(column, field); want != absent || got != absent {
-				r.fact(column, callback(column), field, want, got)
+				r.fact(whose+column, callback(column), field, want, got)
 			}
 		}
 	}
-	r.end(atLeast)
 }
