@@ -36,6 +36,7 @@ type audience struct {
 	sent      chan struct{} // closed when all are sent
 	noStreams atomic.Bool   // the tasks could not get their streams
 	launched  bool          // srun knows that the tasks run; only Run's goroutine uses it
+	exited    map[int]bool  // ranks whose ends are told, or will be; as launched
 	// running is closed when the tasks run, or will not.
 	running chan struct{}
 	once    sync.Once
@@ -165,7 +166,29 @@ func (a *audience) opener() stdio.Opener {
 
 func (a *audience) SayTo(f *os.File) { a.out.To(f) }
 
-func (a *audience) TaskExited(rank int, status step.ExitStatus) { a.ends.Add(rank, status) }
+func (a *audience) TaskExited(rank int, status step.ExitStatus) {
+	if a.exited == nil {
+		a.exited = make(map[int]bool)
+	}
+	a.exited[rank] = true
+	a.ends.Add(rank, status)
+}
+
+// endOthers tells the ends of tasks whose parent, the SPANK host, has died: srun waits for each.
+// A status that is not known is SIGKILL's, by which the step has ended.
+func (a *audience) endOthers(rec *step.Record) {
+	for i := range rec.Tasks {
+		t := &rec.Tasks[i]
+		if a.exited[t.Rank] {
+			continue
+		}
+		status := killed
+		if t.Status != nil {
+			status = *t.Status
+		}
+		a.ends.Add(t.Rank, status)
+	}
+}
 
 func (a *audience) tellEnds(ranks []int, status step.ExitStatus) {
 	if rec := a.d.st.Record(); outOfMemory(&rec) {
@@ -243,6 +266,9 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 			code = streamsFailed
 		}
 		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, a.d.plan.Ranks, code))
+	}
+	if a.launched {
+		a.endOthers(rec)
 	}
 	a.ends.Tell()
 	close(a.messages)
