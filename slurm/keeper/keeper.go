@@ -34,7 +34,8 @@ const (
 	bye = 'b'
 )
 
-// Config is what a keeper needs. All but Cgroups and Lock are required.
+// Config is what a keeper needs. All but Cgroups, Lock and Stderr are
+// required.
 type Config struct {
 	// Program is the path of stepkeeper.
 	Program string
@@ -48,6 +49,8 @@ type Config struct {
 	// Will is what the orphan must know. Marks is how many marks the daemon can set for it.
 	Will  []byte
 	Marks int
+	// Stderr is where the keeper and the orphan write what no log has; nil is the caller's own.
+	Stderr *os.File
 	// Log reports that a keeper has died. It may be called from another goroutine.
 	Log func(text string)
 }
@@ -137,7 +140,11 @@ func (k *Keeper) start() (pidfd int, err error) {
 		return -1, fmt.Errorf("cannot make a pipe: %w", err)
 	}
 	defer r.Close()
-	files := []uintptr{fdLife: r.Fd(), 1: 1, 2: 2, fdDaemon: k.self.Fd(), fdEstate: k.estate.file.Fd(), fdLock: k.lock.Fd()}
+	stderr := uintptr(2)
+	if k.cfg.Stderr != nil {
+		stderr = k.cfg.Stderr.Fd()
+	}
+	files := []uintptr{fdLife: r.Fd(), 1: stderr, 2: stderr, fdDaemon: k.self.Fd(), fdEstate: k.estate.file.Fd(), fdLock: k.lock.Fd()}
 	for _, f := range k.kill {
 		files = append(files, f.Fd())
 	}

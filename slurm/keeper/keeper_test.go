@@ -100,7 +100,7 @@ func run(t *testing.T) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.cmd.Stdout, r.cmd.Stderr = w, os.Stderr
+	r.cmd.Stdout, r.cmd.Stderr = w, w
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

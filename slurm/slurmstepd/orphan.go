@@ -154,20 +154,23 @@ func (o *orphan) note() error {
 // killed is the status of what the keeper has killed.
 var killed = step.SignaledBy(unix.SIGKILL)
 
-// reportSrun tells srun what it has not been told yet.
+// reportSrun tells srun what it has not been told yet: that the tasks run, where that is not
+// known, and that they were killed. srun ignores the former where it comes twice (measured), and
+// waits for the latter.
 func (o *orphan) reportSrun(ctx context.Context) {
-	if !o.estate.Marked(markLaunched) {
-		o.peers.tellLauncher(ctx, failedLaunch(o.will.Step, o.will.Node, o.will.Ranks, launchFailed))
-		return
-	}
-	m := &wire.TaskExit{Step: o.will.Step, Status: uint32(killed)}
+	launched := &wire.LaunchResponse{Step: o.will.Step, Node: o.will.Node}
+	exited := &wire.TaskExit{Step: o.will.Step, Status: uint32(killed)}
 	for local, rank := range o.will.Ranks {
+		launched.PIDs, launched.Ranks = append(launched.PIDs, 0), append(launched.Ranks, uint32(rank))
 		if !o.estate.Marked(markRanks + local) {
-			m.Ranks = append(m.Ranks, uint32(rank))
+			exited.Ranks = append(exited.Ranks, uint32(rank))
 		}
 	}
-	if len(m.Ranks) > 0 {
-		o.peers.tellLauncher(ctx, m)
+	if !o.estate.Marked(markLaunched) {
+		o.peers.tellLauncher(ctx, launched)
+	}
+	if len(exited.Ranks) > 0 {
+		o.peers.tellLauncher(ctx, exited)
 	}
 }
 

@@ -111,7 +111,7 @@ func (d *daemon) guard() error {
 		return fmt.Errorf("cannot find stepkeeper: %w", err)
 	}
 	cfg := keeper.Config{
-		Program: filepath.Join(filepath.Dir(self), "stepkeeper"), Step: w.Name, Lock: d.place.Lock(),
+		Program: filepath.Join(filepath.Dir(self), "stepkeeper"), Step: w.Name, Lock: d.place.Lock(), Stderr: d.file,
 		Will: text, Marks: markRanks + len(w.Ranks), Log: func(text string) { d.log.Warn(text) },
 	}
 	if w.Cgroups.Dir != "" {

@@ -7,7 +7,7 @@
 #define KEEPER_H
 
 /* The end of a pipe that the daemon alone writes to: KEEPER_BYE, or its end. Descriptors 1 and
- * 2 are the daemon's own. */
+ * 2 are the daemon's log. */
 #define KEEPER_FD_LIFE 0
 /* The step daemon's program, of the release that runs the step. */
 #define KEEPER_FD_DAEMON 3
