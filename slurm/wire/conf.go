@@ -1,6 +1,9 @@
 package wire
 
-import "io"
+import (
+	"encoding/binary"
+	"io"
+)
 
 // Conf is what slurmd knows of its node, and of its own files.
 type Conf struct {
@@ -36,8 +39,26 @@ func ReadConf(in io.Reader) (*Conf, error) {
 	return decodeConf(b)
 }
 
+// decodeConf reads a configuration as the last minor version of its release sends it, or else
+// as an earlier one does: the one that leaves nothing is right. The error is the last version's.
 func decodeConf(b []byte) (*Conf, error) {
+	c, err := decodeConfWithout(nil, b)
+	if err == nil || len(b) < 2 {
+		return c, err
+	}
+	var absent []string
+	for _, keys := range late[Release(binary.BigEndian.Uint16(b))] {
+		absent = append(absent, keys...)
+		if c, err := decodeConfWithout(absent, b); err == nil {
+			return c, nil
+		}
+	}
+	return nil, err
+}
+
+func decodeConfWithout(absent []string, b []byte) (*Conf, error) {
 	r := newReader(0, "slurmd_conf", b)
+	r.absent = absent
 	r.v = Release(r.u16("protocol"))
 	c := &Conf{Release: r.v}
 	if r.err == nil {

@@ -28,6 +28,7 @@ type reader struct {
 	err    error
 	// switchType is SwitchType of slurm.conf where it decides what is packed.
 	switchType string
+	absent     []string // keys of the settings that are not sent
 }
 
 func newReader(v Release, record string, b []byte) *reader {

@@ -1,6 +1,9 @@
 package wire
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Settings are the keys of slurm.conf that slurmd sends to a step daemon, as slurmd has them:
 // since 23.02. An earlier step daemon reads the file. A key that is not set has its default,
@@ -45,6 +48,19 @@ type Settings struct {
 	CPUFreqDef, CPUFreqGovernors   uint32
 }
 
+// late are the keys that the first minor versions of a release do not send, from those that
+// came last to those that came first: which minor version slurmd is, it does not say. (23.02.1,
+// .4 and .5, 23.11.5, 24.05.1, 25.11.6.)
+var late = map[Release][][]string{
+	V2302: {{"SlurmctldTimeout"}, {"RoutePlugin", "TopologyParam", "TopologyPlugin"}, {"ClusterName"}},
+	V2311: {{"ClusterName"}},
+	V2405: {{"SrunPortRange"}},
+	V2511: {{"EpilogMsgTime"}},
+}
+
+// sends reports whether slurmd's minor version is taken to send a key.
+func sends(r *reader, key string) bool { return !slices.Contains(r.absent, key) }
+
 // decodeSettings reads the keys, in the order of their names in Slurm.
 func decodeSettings(r *reader) *Settings {
 	s := new(Settings)
@@ -62,14 +78,17 @@ func decodeSettings(r *reader) *Settings {
 	if r.before(V2405) {
 		r.str("CoreSpecPlugin")
 	}
-	s.Cluster, s.CommunicationParameters, s.Flags = r.str("ClusterName"), r.str("CommunicationParameters"), r.u32("flags")
+	if sends(r, "ClusterName") {
+		s.Cluster = r.str("ClusterName")
+	}
+	s.CommunicationParameters, s.Flags = r.str("CommunicationParameters"), r.u32("flags")
 	s.ControllerAddrs = r.strs("SlurmctldHost")
 	s.CPUFreqDef, s.CPUFreqGovernors = r.u32("CpuFreqDef"), r.u32("CpuFreqGovernors")
 	s.CredType, s.DebugFlags = r.str("CredType"), r.u64("DebugFlags")
 	if r.since(V2405) {
 		r.strs("Epilog")
 	}
-	if r.since(V2511) {
+	if r.since(V2511) && sends(r, "EpilogMsgTime") {
 		r.u32("EpilogMsgTime")
 	}
 	s.GresTypes = r.str("GresTypes")
@@ -110,16 +129,18 @@ func settingsFromM(r *reader, s *Settings) {
 	}
 	s.PropagatePrioProcess = r.u16("PropagatePrioProcess")
 	s.PropagateLimits, s.ExceptLimits = r.str("PropagateResourceLimits"), r.str("PropagateResourceLimitsExcept")
-	if r.before(V2311) {
+	if r.before(V2311) && sends(r, "RoutePlugin") {
 		r.str("RoutePlugin")
 	}
 	s.SelectType = r.str("SelectType")
 	r.u16("SelectTypeParameters")
 	s.SlurmUser, s.SlurmdUser = r.u32("SlurmUser"), r.u32("SlurmdUser")
 	s.ControllerAddr, s.ControllerPort, s.ControllerPorts = r.str("SlurmctldAddr"), r.u32("SlurmctldPort"), r.u16("SlurmctldPort")
-	r.u16("SlurmctldTimeout")
+	if sends(r, "SlurmctldTimeout") {
+		r.u16("SlurmctldTimeout")
+	}
 	s.Spool = r.str("SlurmdSpoolDir")
-	if r.since(V2405) {
+	if r.since(V2405) && sends(r, "SrunPortRange") {
 		r.u16("SrunPortRange")
 		r.u16("SrunPortRange")
 	}
@@ -133,7 +154,11 @@ func settingsFromM(r *reader, s *Settings) {
 	if r.since(V2405) {
 		s.TLSType = r.str("TLSType")
 	}
-	s.TmpFS, s.TopologyParam, s.TopologyPlugin, s.TreeWidth = r.str("TmpFS"), r.str("TopologyParam"), r.str("TopologyPlugin"), r.u16("TreeWidth")
+	s.TmpFS = r.str("TmpFS")
+	if sends(r, "TopologyPlugin") {
+		s.TopologyParam, s.TopologyPlugin = r.str("TopologyParam"), r.str("TopologyPlugin")
+	}
+	s.TreeWidth = r.u16("TreeWidth")
 	s.UnkillableProgram, s.UnkillableTimeout = r.str("UnkillableStepProgram"), r.u16("UnkillableStepTimeout")
 	r.u16("VSizeFactor")
 	r.u16("WaitTime")

@@ -255,6 +255,55 @@ func TestReadConf(t *testing.T) {
 	}
 }
 
+// TestMinorVersions takes out of a configuration what earlier minor versions do not send.
+func TestMinorVersions(t *testing.T) {
+	str := func(s string) string {
+		return string(binary.BigEndian.AppendUint32(nil, uint32(len(s)+1))) + s + "\x00"
+	}
+	cluster := str("real")
+	type cut struct{ before, out, behind string }
+	timeout := cut{"", "\x00\x78", str("/opt/hpc/2302/slurmd") + str("switch/none")}
+	route, topology := cut{"", str("route/default"), str("select/cons_tres")}, cut{str("/tmp"), "\x00\x00\x00\x00" + str("topology/none"), ""}
+	for _, c := range []struct {
+		release string
+		cuts    []cut
+		cluster string
+	}{
+		{"23.02", []cut{timeout}, "real"},
+		{"23.02", []cut{timeout, route, topology}, "real"},
+		{"23.02", []cut{timeout, route, topology, {"", cluster, ""}}, ""},
+		{"23.11", []cut{{"", cluster, ""}}, ""},
+		{"24.05", []cut{{str("/opt/hpc/2405/slurmd"), "\x00\x00\x00\x00", "\x00\x00\x00\x00"}}, "real"},
+		{"25.11", []cut{{"", "\x00\x00\x07\xd0", str("gpu,lic")}}, "real"},
+	} {
+		conf, _, _ := pieces(t, captured(t, c.release+"/tasks.stream")[c.release+"/tasks.stream"])
+		whole, err := decodeConf(conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := string(conf)
+		for _, cut := range c.cuts {
+			from := cut.before + cut.out + cut.behind
+			if strings.Count(text, from) != 1 {
+				t.Fatalf("%s: %q is %d times in the configuration", c.release, from, strings.Count(text, from))
+			}
+			text = strings.Replace(text, from, cut.before+cut.behind, 1)
+		}
+		got, err := decodeConf([]byte(text))
+		if err != nil {
+			t.Errorf("%s without %d keys: %v", c.release, len(c.cuts), err)
+			continue
+		}
+		whole.Settings.Cluster = c.cluster
+		if len(c.cuts) >= 3 {
+			whole.Settings.TopologyPlugin = ""
+		}
+		if d := cmp.Diff(whole, got); d != "" {
+			t.Errorf("%s without %d keys (-want +got):\n%s", c.release, len(c.cuts), d)
+		}
+	}
+}
+
 func FuzzReadStream(f *testing.F) {
 	for _, b := range captured(f, "*/*.stream") {
 		f.Add(b)
