@@ -1,7 +1,6 @@
 package slurmstepd
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net/netip"
@@ -26,11 +25,8 @@ type audience struct {
 	streams task.Streams
 	srun    *stdio.Streams // nil without srun
 	ends    *report.Ends
-	out     report.Output // a batch job's own output, or the tasks' stderr file
-	// openOut opens the latter at the first message, which closes outOpened.
-	openOut   sync.Once
-	outOpened chan struct{}
-	passing   sync.WaitGroup // messages to srun
+	out     report.Output // a batch job's own output
+	files   stderrFiles   // where srun does not have the tasks' stderr
 	// said are messages to srun, in their order; the channel closes with the step.
 	messages  chan wire.Message
 	sent      chan struct{} // closed when all are sent
@@ -50,17 +46,20 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), outOpened: make(chan struct{})}
+	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{})}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
 		return a, nil
 	}
 	port := l.IOPorts[int(d.spec.NodeID)%len(l.IOPorts)]
+	opener := stdio.Opener{User: d.spec.User, Umask: d.spec.Umask}
+	a.files.opener, a.files.path = opener, func(rank int) (string, error) { return stderrFile(d.spec, rank) }
+	a.files.otherwise = func(line string) { a.srun.Say(line) }
 	a.srun = stdio.New(stdio.Config{
 		Release: d.stream.ClientRelease, Node: d.spec.NodeID, Server: netip.AddrPortFrom(l.Srun.Addr(), port), Key: l.Cred.Signature,
 		Ranks: d.plan.Ranks, UID: d.spec.User.UID, Streams: [3]step.Stream{d.spec.Stdin, d.spec.Stdout, d.spec.Stderr},
-		Files: d.files, Opener: a.opener(), Tasks: d.spec.NTasks, Speaker: d.spec.Speaker,
+		Files: d.files, Opener: opener, Tasks: d.spec.NTasks, Speaker: d.spec.Speaker,
 		Lines: l.Flags&wire.FlagBuffered != 0, Log: a.Log,
 	})
 	a.streams = a.srun
@@ -108,60 +107,25 @@ func (a *audience) tell(m wire.Message) {
 }
 
 func (a *audience) Say(line string) {
-	if a.srun != nil && a.srun.Speaks() {
+	switch {
+	case a.srun == nil:
+		a.out.Say(line)
+	case a.srun.Speaks():
 		a.srun.Say(line)
-		return
+	case len(a.d.plan.Ranks) > 0:
+		a.files.say(a.d.plan.Ranks[0], line)
 	}
-	a.out.Say(line)
-	a.openOut.Do(func() { go a.openStderr() })
 }
 
 func (a *audience) SayTask(rank int, line string) {
-	if a.srun != nil && a.srun.Speaks() {
+	switch {
+	case a.srun == nil:
+		a.out.Say(line)
+	case a.srun.Speaks():
 		a.srun.SayTask(rank, line)
-		return
+	default:
+		a.files.say(rank, line)
 	}
-	a.Say(line)
-}
-
-// openStderr has messages go where the first task's stderr is, if that is a file which the tasks
-// open.
-func (a *audience) openStderr() {
-	defer close(a.outOpened)
-	path, err := stderrFile(a.d.spec, a.d.plan.Ranks)
-	if path == "" && err == nil {
-		return
-	}
-	var f *os.File
-	if err == nil {
-		f, err = a.opener().Open(path, true)
-	}
-	if err != nil { // the tasks do not open it either: srun prints why
-		if f, err = a.toSrun(); err != nil {
-			a.d.log.Errorf("cannot write messages to srun: %v", err)
-			return
-		}
-	}
-	a.out.To(f)
-}
-
-// toSrun is a file whose lines go to srun.
-func (a *audience) toSrun() (*os.File, error) {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	a.passing.Go(func() {
-		defer r.Close()
-		for lines := bufio.NewScanner(r); lines.Scan(); {
-			a.srun.Say(lines.Text())
-		}
-	})
-	return w, nil
-}
-
-func (a *audience) opener() stdio.Opener {
-	return stdio.Opener{User: a.d.spec.User, Umask: a.d.spec.Umask}
 }
 
 func (a *audience) SayTo(f *os.File) { a.out.To(f) }
@@ -272,7 +236,8 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	}
 	a.ends.Tell()
 	close(a.messages)
-	a.closeOut()
+	a.files.close()
+	a.out.Close()
 	if a.srun != nil {
 		ctx, cancel := context.WithTimeout(ctx, streamsPatience)
 		defer cancel()
@@ -281,21 +246,4 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 		}
 	}
 	<-a.sent
-}
-
-// outPatience is how long a file is waited for that a message is to go to.
-const outPatience = time.Second
-
-// closeOut lets the messages of the end come to their file.
-func (a *audience) closeOut() {
-	opening := true
-	a.openOut.Do(func() { opening = false })
-	if opening {
-		select {
-		case <-a.outOpened:
-		case <-time.After(outPatience):
-		}
-	}
-	a.out.Close()
-	a.passing.Wait()
 }

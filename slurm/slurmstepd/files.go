@@ -25,16 +25,16 @@ func labelFiles(spec *step.Spec) (files [3]stdio.Files) {
 	return files
 }
 
-// stderrFile is the file that the first task here has for its stderr, "" where it has none.
-func stderrFile(spec *step.Spec, ranks []int) (string, error) {
+// stderrFile is the file that a task has for its stderr, "" where it has none.
+func stderrFile(spec *step.Spec, rank int) (string, error) {
 	s := spec.Stderr
 	if s.Kind == step.StreamSame {
 		s = spec.Stdout
 	}
-	if s.Kind != step.StreamFile || spec.ID.Step == step.BatchStep || len(ranks) == 0 {
-		return "", nil // a batch job's host opens it
+	if s.Kind != step.StreamFile {
+		return "", nil
 	}
-	return filePath(spec, s.Pattern, ranks[0])
+	return filePath(spec, s.Pattern, rank)
 }
 
 // filePath is the absolute path of a task's file.

@@ -1,8 +1,15 @@
 package slurmstepd
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"testing"
 
+	"stepd/slurm/stdio"
 	"stepd/step"
 )
 
@@ -28,18 +35,56 @@ func TestStderrFile(t *testing.T) {
 	same := step.Stream{Kind: step.StreamSame}
 	for _, c := range []struct {
 		stdout, stderr step.Stream
-		step           uint32
 		want           string
 	}{
-		{null, file, 0, "/tmp/4"},
-		{file, same, 0, "/tmp/4"},
-		{file, null, 0, ""},
-		{file, step.Stream{Kind: step.StreamClient}, 0, ""},
-		{file, file, step.BatchStep, ""},
+		{null, file, "/tmp/4"},
+		{file, same, "/tmp/4"},
+		{file, null, ""},
+		{file, step.Stream{Kind: step.StreamClient}, ""},
 	} {
-		spec := &step.Spec{Request: step.Request{Stdout: c.stdout, Stderr: c.stderr}, ID: step.ID{Step: c.step}}
-		if got, err := stderrFile(spec, []int{4, 5}); err != nil || got != c.want {
+		spec := &step.Spec{Request: step.Request{Stdout: c.stdout, Stderr: c.stderr}}
+		if got, err := stderrFile(spec, 4); err != nil || got != c.want {
 			t.Errorf("stdout %v, stderr %v: messages go to %q, %v, want %q", c.stdout.Kind, c.stderr.Kind, got, err, c.want)
 		}
+	}
+}
+
+// TestStderrFiles: each message is in its task's file, behind what the task has written.
+func TestStderrFiles(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "4"), []byte("the task's\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	user := step.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}}
+	var others []string
+	f := stderrFiles{
+		opener: stdio.Opener{User: user, Umask: 0o077},
+		path: func(rank int) (string, error) {
+			switch rank {
+			case 6:
+				return "", nil
+			case 7:
+				return "/no/dir/7", nil
+			case 8:
+				return "", errors.New("no name")
+			}
+			return filepath.Join(dir, strconv.Itoa(rank)), nil
+		},
+		otherwise: func(line string) { others = append(others, line) },
+	}
+	for rank := 4; rank < 9; rank++ {
+		f.say(rank, fmt.Sprintf("about %d", rank))
+	}
+	f.say(4, "again")
+	f.close()
+	f.say(4, "too late")
+	f.close()
+	for name, want := range map[string]string{"4": "the task's\nabout 4\nagain\n", "5": "about 5\n"} {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
+			t.Errorf("file %s has %q, %v, want %q", name, got, err, want)
+		}
+	}
+	if !slices.Equal(others, []string{"about 7", "about 8"}) {
+		t.Errorf("srun gets %q", others)
 	}
 }
