@@ -89,7 +89,7 @@ integration: all examples ## black-box tests on the built programs
 # Private Slurms of Debian's releases, each in a root that mmdebstrap makes once:
 # integration/slurm. CHECKS= names checks of testdata/checks.txt, SLURM_SELF=1 has Slurm's
 # own step daemon on both sides. SLURM_CACHE= is where the roots lie.
-.PHONY: slurm-test slurm-matrix
+.PHONY: slurm-test slurm-matrix slurm-run
 SLURM_CACHE ?= /var/cache/stepd-slurm
 SLURM       := STRICT=1 SLURM_CACHE=$(SLURM_CACHE) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout $(TIMEOUT)
 slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and Slurm's step daemon (CHECKS=01,02)
@@ -98,6 +98,10 @@ slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and 
 slurm-matrix: all ## every such check on every release, and a table of the results
 	@mkdir -p $(BUILD); SLURM_MATRIX=1 CHECKS='$(CHECKS)' $(SLURM) -run '^TestRootSlurm[0-9]' ./integration/slurm > $(BUILD)/slurm-matrix.json; \
 	$(GATE) < $(BUILD)/slurm-matrix.json; status=$$?; integration/slurm/matrix.sh $(BUILD)/slurm-matrix.json; exit $$status
+
+slurm-run: export CMD := $(value CMD)
+slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, ARGS=-real, -root, -log)
+	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) $(ARGS) "$$CMD"
 
 .PHONY: faults
 FAULTS ?= 5
@@ -147,6 +151,7 @@ test: deps-test all ## everything that this machine can run; installs what it ne
 	$(MAKE) fuzz
 	$(MAKE) test-root
 	$(MAKE) integration
+	$(MAKE) slurm-test
 	$(MAKE) vm-test
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2

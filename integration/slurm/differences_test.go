@@ -107,7 +107,7 @@ func TestUnintended(t *testing.T) {
 	if !slices.Equal(left, []string{"+out: c"}) || len(unused) != 1 || unused[0].line != 3 {
 		t.Errorf("left %q, unused %+v", left, unused)
 	}
-	if left, unused := unintended(rows, "24.11", "01", []string{"-out: a"}); left != nil && len(left) > 0 || unused != nil {
+	if left, unused := unintended(rows, "24.11", "01", []string{"-out: a"}); len(left)+len(unused) > 0 {
 		t.Errorf("left %q, unused %+v", left, unused)
 	}
 	for _, bad := range []string{"01\t*\tout: a\twhy", "01\t*\t-out: a\t", "01\t*\t-out: a", "\t*\torder\twhy"} {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,6 +47,7 @@ func (c check) run(ctx context.Context, t testing.TB, on *cluster.Cluster, stepD
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.limit+time.Minute)
 	defer cancel()
+	empty(t, on.Path("work/"+c.user())) // of an earlier run
 	// Files: a process that the check leaves behind keeps a pipe open.
 	var streams [2]*os.File
 	for i, name := range []string{".out", ".err"} {
@@ -56,11 +58,12 @@ func (c check) run(ctx context.Context, t testing.TB, on *cluster.Cluster, stepD
 		defer f.Close()
 		streams[i] = f
 	}
-	cmd := on.Command(ctx, user, "timeout", "-k", "2", fmt.Sprint(c.limit.Seconds()), "sh", "-c", preamble+c.script)
-	cmd.Env = append(cmd.Env, "WHO="+c.user())
+	script := preamble + c.script
 	if stepDaemon != "" {
-		cmd.Env = append(cmd.Env, "SLURMD_ARGS=-d "+stepDaemon)
+		script = "SLURMD_ARGS='-d " + stepDaemon + "'\n" + script
 	}
+	cmd := on.Command(ctx, user, "timeout", "-k", "2", fmt.Sprint(c.limit.Seconds()), "sh", "-c", script)
+	cmd.Env = append(cmd.Env, "WHO="+c.user())
 	cmd.Stdout, cmd.Stderr = streams[0], streams[1]
 	err := cmd.Run()
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
@@ -80,6 +83,17 @@ func (c check) run(ctx context.Context, t testing.TB, on *cluster.Cluster, stepD
 	lines := slices.Concat(labelled("out: ", mask(out, on.Dir), c.sorted), labelled("err: ", mask(errs, on.Dir), true))
 	lines = slices.DeleteFunc(lines, c.dropped)
 	return slices.Concat(lines, []string{fmt.Sprintf("rc=%d", cmd.ProcessState.ExitCode())}, labelled("", left, false))
+}
+
+// empty removes what is in a folder.
+func empty(t testing.TB, dir string) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // labelled splits a stream's text into lines. stderr's have several writers and so no
@@ -115,7 +129,9 @@ func (c check) dropped(line string) bool {
 var (
 	jobNumber = regexp.MustCompile(`(^|\D)1000\d\d\d(\D|$)`)
 	dateTime  = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?`)
-	sluid     = regexp.MustCompile(`\bs[0-9A-Z]{13}\b`) // a job's number that no other has, from 26.05 on
+	// From 26.05 on Slurm's step daemon writes when it speaks; ours who, in each release.
+	speaker = regexp.MustCompile(`(?m)^((?:\d+: )?)\[TIME\] error: `)
+	sluid   = regexp.MustCompile(`\bs[0-9A-Z]{13}\b`) // a job's number that no other has, from 26.05 on
 )
 
 // mask replaces what differs between two clusters, and between two runs.
@@ -124,12 +140,12 @@ func mask(text []byte, dir string) []byte {
 	for range 2 { // two numbers that share what is between them
 		text = jobNumber.ReplaceAll(text, []byte("${1}JOB${2}"))
 	}
-	return sluid.ReplaceAll(dateTime.ReplaceAll(text, []byte("TIME")), []byte("SLUID"))
+	return speaker.ReplaceAll(sluid.ReplaceAll(dateTime.ReplaceAll(text, []byte("TIME")), []byte("SLUID")), []byte("${1}slurmstepd-"+cluster.Node+": error: "))
 }
 
 func TestMask(t *testing.T) {
-	got := mask([]byte("1000001 1000002 /x/y/job1000003/s 21000001 at 2026-11-23T03:10:10 *** [2026-11-23T03:10:10.123] s571M84Z9XG700\n"), "/x/y")
-	if want := "JOB JOB DIR/jobJOB/s 21000001 at TIME *** [TIME] SLUID\n"; string(got) != want {
+	got := mask([]byte("1000001 1000002 /x/y/job1000003/s 21000001 at 2026-11-23T03:10:10 *** [2026-11-23T03:10:10.123] s571M84Z9XG700\n[2026-11-23T03:10:10.123] error: x\n"), "/x/y")
+	if want := "JOB JOB DIR/jobJOB/s 21000001 at TIME *** [TIME] SLUID\nslurmstepd-n1: error: x\n"; string(got) != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -23,7 +23,7 @@ func Note(dir, digest, path, nodeName string, log func(line string)) error {
 	file := filepath.Join(dir, noteName)
 	f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.MkdirAll(dir, 0o700); err == nil {
+		if err = os.MkdirAll(dir, 0o755); err == nil {
 			f, err = os.OpenFile(file, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		}
 	}

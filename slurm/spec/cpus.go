@@ -54,13 +54,8 @@ var memKinds = []struct {
 // bind applies the binding that slurmd's task/affinity has decided. Without one the tasks are
 // not bound: slurm.conf has no such plugin.
 func bind(out *step.Spec, l *wire.Launch) {
-	cpu, mem := &out.Binding.CPU, &out.Binding.Mem
-	for _, k := range cpuKinds {
-		if l.CPUBindFlags&k.bit != 0 {
-			cpu.Kind, cpu.List = k.kind, l.CPUBind
-			break
-		}
-	}
+	bindCPUs(out, l.CPUBindFlags, l.CPUBind)
+	mem := &out.Binding.Mem
 	for _, k := range memKinds {
 		if l.MemBindFlags&k.bit != 0 {
 			mem.Kind, mem.List = k.kind, l.MemBind
@@ -68,7 +63,20 @@ func bind(out *step.Spec, l *wire.Launch) {
 		}
 	}
 	mem.Sort, mem.Prefer = l.MemBindFlags&memSort != 0, l.MemBindFlags&memPrefer != 0
-	cpu.Verbosity, mem.Verbosity = verbosity(l.CPUBindFlags&cpuVerbose), verbosity(l.MemBindFlags&memVerbose)
+	if l.MemBindFlags != 0 { // else the tasks get no variables of it
+		mem.Verbosity = verbosity(l.MemBindFlags & memVerbose)
+	}
+}
+
+func bindCPUs(out *step.Spec, flags uint16, list string) {
+	cpu := &out.Binding.CPU
+	for _, k := range cpuKinds {
+		if flags&k.bit != 0 {
+			cpu.Kind, cpu.List = k.kind, list
+			break
+		}
+	}
+	cpu.Verbosity = verbosity(flags & cpuVerbose)
 }
 
 func verbosity(bit uint16) step.Verbosity {

@@ -8,12 +8,20 @@ import (
 
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
 // environment is srun's, without what is srun's alone.
 func environment(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(e string) bool {
+	env = slices.Clone(env)
+	for i, e := range env {
+		// srun marks a limit that the user has named (--propagate) by a U before the number.
+		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, srunopt.LimitPrefix) {
+			env[i] = name + "=" + strings.TrimPrefix(value, "U")
+		}
+	}
+	return slices.DeleteFunc(env, func(e string) bool {
 		name, value, ok := strings.Cut(e, "=")
 		switch name {
 		case "SLURM_MPI_TYPE":

@@ -1,9 +1,11 @@
 package spec
 
 import (
+	"slices"
 	"strings"
 
 	"stepd/slurmconf"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -27,6 +29,10 @@ func site(c *slurmconf.Config) step.Site {
 	}
 	for _, p := range c.LaunchParameters {
 		out.Spank.Strict = out.Spank.Strict || strings.EqualFold(p, "spank_strict")
+	}
+	if slices.Contains(c.TaskPlugin, "task/affinity") {
+		// slurmd's half of the plugin has decided: what it did not bind stays unbound.
+		out.Affinity = &step.AffinityConf{Default: srunopt.CPUBindNone}
 	}
 	out.Scripts.Prolog, out.Scripts.Epilog, out.Scripts.TimeoutS = c.TaskProlog, c.TaskEpilog, seconds(c.PrologEpilogTimeout)
 	out.MPIConf.PMI2, out.MPIConf.PMIx = c.Stepd.PMI2, c.Mpi

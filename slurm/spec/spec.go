@@ -75,6 +75,7 @@ func ofBatch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	out.NodeList = s.Conf.Node
 	out.JobNTasks = int(b.Tasks)
 	out.CPUsPerTask = cpusPerTask(b.CPUsPerTask)
+	bindCPUs(out, b.CPUBindFlags, b.CPUBind)
 	out.Cwd = b.Dir
 	out.Argv = []string{ScriptPath(s.Conf.Spool, b.Job)}
 	if len(b.Argv) > 1 {
@@ -114,7 +115,7 @@ func common(s *wire.Stream, c *slurmconf.Config, cred *wire.Cred, env []string, 
 		EnvComplete: true, Speaker: "slurmstepd-" + s.Conf.Node, NodeName: s.Conf.Node, NodeList: hosts,
 		JobNodeList: cred.JobHosts, JobNNodes: int(cred.JobNodes), JobNTasks: int(cred.JobTasks),
 		User:      step.User{Name: cred.Name, UID: cred.UID, GID: cred.GID, Groups: groups(cred)},
-		Container: "none", RunDir: s.Conf.Spool, Site: site(c), JobStarted: cred.Begin,
+		Container: "none", RunDir: s.Conf.Spool + "/stepd", Site: site(c), JobStarted: cred.Begin,
 	}
 	out.Schema = step.Schema
 	out.Site.Spank.OptionsOnce = s.Conf.Release >= wire.V2405

@@ -11,6 +11,7 @@ import (
 
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -64,7 +65,7 @@ func TestOfLaunch(t *testing.T) {
 	if s.JobCPUs != "1,3" || s.CPUs != "1,3" || s.NCPUs != 2 {
 		t.Errorf("the job has CPUs %q, the step %q (%d)", s.JobCPUs, s.CPUs, s.NCPUs)
 	}
-	if s.Layout != nil || s.LaunchAddr != "10.0.0.9" || s.Speaker != "slurmstepd-n2" || !s.EnvComplete || s.RunDir != "/spool" {
+	if s.Layout != nil || s.LaunchAddr != "10.0.0.9" || s.Speaker != "slurmstepd-n2" || !s.EnvComplete || s.RunDir != "/spool/stepd" {
 		t.Errorf("got layout %v, address %q, speaker %q", s.Layout, s.LaunchAddr, s.Speaker)
 	}
 	if s.Partition != "long" {
@@ -169,6 +170,34 @@ func TestBinding(t *testing.T) {
 	got, _ := json.Marshal(s.Binding)
 	if want := `{"cpu":{"verbosity":"verbose","kind":"mask_cpu","list":"0x1,0x2"},"mem":{"verbosity":"quiet","kind":"local","prefer":true},"distribution":{}}`; strings.ReplaceAll(string(got), `,"distribution":{}`, "") != strings.ReplaceAll(want, `,"distribution":{}`, "") {
 		t.Errorf("the binding is %s", got)
+	}
+}
+
+// TestOwnLimits: srun marks the limits that the user has named.
+func TestOwnLimits(t *testing.T) {
+	l := launch()
+	l.Launch.Env = []string{"SLURM_RLIMIT_STACK=U4194304", "SLURM_RLIMIT_CORE=0", "OTHER=U1"}
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"SLURM_RLIMIT_STACK=4194304", "SLURM_RLIMIT_CORE=0", "OTHER=U1"}; !slices.Equal(s.Env, want) {
+		t.Errorf("the environment is %q", s.Env)
+	}
+}
+
+// TestAffinity: only where slurm.conf has task/affinity are tasks bound.
+func TestAffinity(t *testing.T) {
+	c := site1(t)
+	for _, plugins := range [][]string{nil, {"task/cgroup"}, {"task/cgroup", "task/affinity"}} {
+		c.TaskPlugin = plugins
+		s, err := Of(launch(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has := s.Affinity != nil && s.Affinity.Default == srunopt.CPUBindNone; has != (len(plugins) == 2) {
+			t.Errorf("%q: %+v", plugins, s.Affinity)
+		}
 	}
 }
 

@@ -100,7 +100,15 @@ _Noreturn void task_exec(struct host *h)
 			why_not_found(h, found, error, why, sizeof(why));
 			task_fail_why(h, STAGE_EXEC, error, path, why, error);
 		}
-		path = found;
+		path = h->argv[0] = found;
+	} else if (path[0] == '.') {
+		size_t len;
+
+		/* As in Slurm, the task sees an absolute name; where the cwd has none, its own. */
+		if (getcwd(found, sizeof(found)) != NULL && (len = strlen(found)) > 0 &&
+		    (size_t)snprintf(found + len, sizeof(found) - len, "/%s", path) <
+			    sizeof(found) - len)
+			path = h->argv[0] = found;
 	}
 	/* Last: from here on the pipe's end of file means that it was exec'd. */
 	board_stage(h, h->rank + 1, STAGE_EXEC);

@@ -26,6 +26,9 @@ type Input struct {
 	// OwnJob says that the step is all of its job: --ntasks-per-core and its kin are
 	// limits on a job's CPUs, and only a hint to the steps in it (srun(1)).
 	OwnJob bool
+	// Decided says that slurmd has made the binding's list, which the tasks' variables have
+	// as it is.
+	Decided bool
 	// Topology is the topology of the step's CPUs.
 	Topology *Topology
 }
@@ -456,12 +459,12 @@ func InputOf(spec *step.Spec, sys fs.FS) (Input, error) {
 	}
 	in := Input{
 		Binding: spec.Binding, NTasks: spec.LocalTasks(), Ranks: spec.LocalRanks(), CPUsPerTask: spec.CPUsPerTask, Overcommit: spec.Overcommit,
-		OwnJob: spec.Request.Job == nil, Topology: topology,
+		OwnJob: spec.Request.Job == nil, Topology: topology, Decided: spec.EnvComplete,
 	}
 	if spec.Affinity != nil {
 		in.Site = *spec.Affinity
 	}
-	if unbound(spec) {
+	if unbound(spec) && !in.Decided {
 		in.Binding = step.Binding{CPU: step.CPUBind{Verbosity: srunopt.Quiet, Kind: srunopt.CPUBindNone}}
 		in.CPUsPerTask = 1
 	}

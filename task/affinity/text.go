@@ -123,10 +123,13 @@ func (p *Plan) Env() []string {
 	}
 	var env []string
 	if !p.off { // else as without the plugin
-		cpu, kind := word(p.cpuVerbose), p.kindText()
-		env = append(env, "SLURM_CPU_BIND_VERBOSE="+cpu, "SLURM_CPU_BIND_TYPE="+kind, "SLURM_CPU_BIND_LIST="+p.list)
-		if p.list != "" || !strings.HasSuffix(kind, ":") {
-			env = append(env, "SLURM_CPU_BIND="+cpu+","+kind+p.list)
+		cpu, kind, list := word(p.cpuVerbose), p.kindText(), p.list
+		if p.in.Decided {
+			list = p.in.Binding.CPU.List
+		}
+		env = append(env, "SLURM_CPU_BIND_VERBOSE="+cpu, "SLURM_CPU_BIND_TYPE="+kind, "SLURM_CPU_BIND_LIST="+list)
+		if list != "" || !strings.HasSuffix(kind, ":") {
+			env = append(env, "SLURM_CPU_BIND="+cpu+","+kind+list)
 		}
 	}
 	m := p.in.Binding.Mem
