@@ -58,9 +58,19 @@ func (g *group) child(name string) (*group, error) {
 	return &group{fd: fd, path: path, v1: g.v1}, nil
 }
 
+// The modes of cgroups. What a step daemon may lock (flock(2)) is private: to lock a directory
+// is to open it, and a user who holds the lock would hold up every step of the node. Its files
+// can be read by their paths, as in the others.
+const (
+	modeShown   = 0o755
+	modePrivate = 0o711
+)
+
 // mkdir makes a child. fs.ErrExist is in the error when there is one already.
-func (g *group) mkdir(name string) error {
-	err := linux.IgnoringEINTR(func() error { return unix.Mkdirat(g.fd, name, 0o755) })
+func (g *group) mkdir(name string) error { return g.mkdirAs(name, modeShown) }
+
+func (g *group) mkdirAs(name string, mode uint32) error {
+	err := linux.IgnoringEINTR(func() error { return unix.Mkdirat(g.fd, name, mode) })
 	if err != nil {
 		return mkdirError(filepath.Join(g.path, name), err)
 	}

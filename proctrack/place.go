@@ -122,7 +122,7 @@ func (r *Root) MakeScripts(id step.ID) error {
 // makeDaemons makes the cgroup of a step's daemons, with the leaves of stepd and
 // of the host.
 func (g *group) makeDaemons(name string) error {
-	if err := g.mkdir(name); err != nil {
+	if err := g.mkdirAs(name, modePrivate); err != nil {
 		return err
 	}
 	dir, err := g.child(name)

@@ -190,7 +190,7 @@ func (r *Root) Ensure() (missing map[string]string, err error) {
 			there, err := controllers{g}.delegate()
 			maps.Copy(missing, there)
 			if err == nil && dir == filepath.Dir(r.dir) {
-				err = ensureIn(g, filepath.Base(r.dir))
+				err = g.ensureRoot(filepath.Base(r.dir))
 			}
 			return err
 		})
@@ -211,6 +211,22 @@ func (r *Root) enabledFrom() []string {
 	}
 	slices.Reverse(dirs)
 	return dirs
+}
+
+// ensureRoot makes the root unless it exists, and keeps it from being opened by users.
+func (g *group) ensureRoot(name string) error {
+	if err := g.mkdirAs(name, modePrivate); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(g.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && st.Mode&0o777 != modePrivate { // a former version's, or the umask
+		err = unix.Fchmodat(g.fd, name, modePrivate, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot make cgroup %q private: %w", filepath.Join(g.path, name), err)
+	}
+	return nil
 }
 
 func ensureIn(g *group, name string) error {

@@ -358,6 +358,37 @@ func TestRootLock(t *testing.T) {
 }
 
 // BenchmarkRootMake is what a step pays for its place, with 50 steps beside it.
+// A user who could lock these directories would keep every step of the node from its start.
+func TestRootPrivate(t *testing.T) {
+	cfg := node(t, "", "")
+	s := spec(77, 0)
+	p := mustMake(t, cfg, s)
+	defer mustRemove(t, p)
+	if p.root == nil {
+		t.Skip("no cgroups here")
+	}
+	as := func(name string, args ...string) error {
+		cmd := exec.Command(name, args...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		return cmd.Run()
+	}
+	for _, dir := range []string{p.root.Dir(), p.root.StepDir(s.ID)} {
+		if as("flock", "--nonblock", "--shared", dir, "true") == nil {
+			t.Errorf("user 65534 could lock %q", dir)
+		}
+	}
+	if err := as("cat", filepath.Join(s.Proctrack.Tasks, "cgroup.procs")); err != nil {
+		t.Errorf("a task's cgroup cannot be read: %v", err)
+	}
+	if err := os.Chmod(p.root.Dir(), 0o755); err != nil { // a former version's
+		t.Fatal(err)
+	}
+	mustRemove(t, mustMake(t, cfg, spec(77, 1)))
+	if as("flock", "--nonblock", "--shared", p.root.Dir(), "true") == nil {
+		t.Error("user 65534 could lock a root that was there")
+	}
+}
+
 func BenchmarkRootMake(b *testing.B) {
 	cfg := node(b, "", "")
 	var others []*Place

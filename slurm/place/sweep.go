@@ -57,6 +57,13 @@ func (p *Place) dead() (dead []left, err error) {
 	}
 	for _, id := range ids {
 		held, lockErr := lock(p.root.StepDir(id), unix.LOCK_EX|unix.LOCK_NB)
+		if lockErr == nil {
+			// Another sweep may have removed it between its opening and its lock: this id is then the
+			// next step's, which makes its cgroup as soon as this decision is over.
+			if _, lockErr = os.Stat(p.root.StepDir(id)); lockErr != nil {
+				held.Close()
+			}
+		}
 		switch {
 		case lockErr == nil:
 			dead = append(dead, left{id, held})
