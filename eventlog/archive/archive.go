@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,11 +80,6 @@ func (a Archive) own(f *os.File, uid uint32) (*os.File, error) {
 	return f, nil
 }
 
-// Continue opens the event log of a step whose daemon has died, to add to it.
-func (a Archive) Continue(id step.ID) (*os.File, error) {
-	return linux.OpenBeneath(string(a), id.String()+eventsEnd, os.O_WRONLY|os.O_APPEND, 0)
-}
-
 // Note writes the step's record, for its user.
 func (a Archive) Note(rec *step.Record, uid uint32) error {
 	b, err := quickjson.Marshal(rec)
@@ -95,6 +91,47 @@ func (a Archive) Note(rec *step.Record, uid uint32) error {
 		return err
 	}
 	return os.Lchown(path, int(uid), -1) // the directory is root's
+}
+
+// Lose notes that the daemon of a step has died, and why the step has ended, in its log and its
+// record; known is the record where the daemon had written none. A step whose end is noted
+// stays as it is.
+func (a Archive) Lose(known *step.Record, reason string) error {
+	rec := *known
+	if written, err := a.record(known.ID); err == nil {
+		if written.Ended != nil {
+			return nil
+		}
+		rec = *written
+	}
+	f, err := linux.OpenBeneath(string(a), known.ID.String()+eventsEnd, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := linux.OnFD(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
+		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
+	}
+	now := time.Now()
+	text := []byte("\n") // the daemon's last line may have no end
+	for _, e := range []eventlog.Event{
+		{Event: eventlog.EventKill, Text: reason},
+		{Event: eventlog.EventState, State: step.Failed, Text: reason},
+		{Event: eventlog.EventEnd, State: step.Failed, Text: reason},
+	} {
+		e.Time = now
+		text = e.AppendTo(text)
+	}
+	if _, err := f.Write(text); err != nil {
+		return err
+	}
+	if rec.Submitted.IsZero() {
+		rec.Submitted = now
+	}
+	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = step.Failed, reason, new(1), nil, &now
+	rec.StepdLost, rec.StepdPID = true, 0
+	return a.Note(&rec, st.Uid)
 }
 
 func remove(path string) error {

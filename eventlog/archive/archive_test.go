@@ -2,6 +2,7 @@ package archive
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -105,18 +106,59 @@ func TestCreateAgain(t *testing.T) {
 	}
 }
 
-func TestContinue(t *testing.T) {
-	a := fresh(t)
+// A daemon that has died leaves a log whose last line has no end, and a record or none.
+func TestLose(t *testing.T) {
+	for name, written := range map[string]*step.Record{
+		"no record": nil, "running": {ID: step.ID{Job: 1}, State: step.Running, Name: "prog", NTasks: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := fresh(t)
+			id := step.ID{Job: 1, Step: 0}
+			f := begin(t, a, id, `{"event":"one"}`)
+			fmt.Fprint(f, `{"event":"cut`)
+			f.Close()
+			if written != nil {
+				note(t, a, written)
+			}
+			if err := a.Lose(&step.Record{ID: id, Name: "known"}, "it was lost"); err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, line := range events(t, a, id) {
+				var e eventlog.Event
+				if err := json.Unmarshal([]byte(line), &e); err != nil {
+					t.Fatal(err)
+				}
+				names = append(names, e.Event)
+			}
+			if want := []string{"one", "kill", "state", "end"}; !slices.Equal(names, want) {
+				t.Errorf("events %q, want %q", names, want)
+			}
+			recs, err := a.Records(1, &id.Step)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := "known"
+			if written != nil {
+				want = "prog"
+			}
+			if r := recs[0]; r.State != step.Failed || r.Reason != "it was lost" || r.Ended == nil || !r.StepdLost || r.Name != want {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	a, now := fresh(t), time.Now()
 	id := step.ID{Job: 1, Step: 0}
-	begin(t, a, id, `{"event":"one"}`).Close()
-	f, err := a.Continue(id)
-	if err != nil {
+	begin(t, a, id).Close()
+	note(t, a, &step.Record{ID: id, State: step.Completed, Ended: &now})
+	if err := a.Lose(&step.Record{ID: id}, "it was lost"); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprint(f, "{\"event\":\"cut\n\n{\"event\":\"two\"}\n")
-	f.Close()
-	if got := events(t, a, id); len(got) != 2 {
-		t.Errorf("%q", got)
+	if recs, err := a.Records(1, &id.Step); err != nil || recs[0].State != step.Completed || len(events(t, a, id)) != 0 {
+		t.Errorf("a step that had ended: %+v, %v", recs, err)
+	}
+	if err := fresh(t).Lose(&step.Record{ID: step.ID{Job: 2}}, "x"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a step without a log: %v", err)
 	}
 }
 

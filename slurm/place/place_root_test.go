@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -184,6 +185,9 @@ func TestRootMakeElsewhere(t *testing.T) {
 	}
 }
 
+// nothing else is to be cleaned.
+func nothing(step.ID) error { return nil }
+
 // die is the death of a daemon and its keeper: no process holds the place any more.
 func (p *Place) die() { p.lock.Close(); p.lock = nil }
 
@@ -204,7 +208,7 @@ func TestRootSweep(t *testing.T) {
 	if err := m.root.MakeJob(3, nil); err != nil { // a daemon died before the step's own cgroup existed
 		t.Fatal(err)
 	}
-	if swept, err := m.Sweep(t.Context()); err != nil || len(swept) > 0 || exists(m.root.JobTasksDir(3)) {
+	if swept, err := m.Sweep(t.Context(), nothing); err != nil || len(swept) > 0 || exists(m.root.JobTasksDir(3)) {
 		t.Fatalf("swept %v, %v", swept, err)
 	}
 	// A child that has inherited the lock keeps the place: the keeper.
@@ -214,14 +218,15 @@ func TestRootSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.die()
-	if swept, err := m.Sweep(t.Context()); err != nil || len(swept) > 0 {
+	if swept, err := m.Sweep(t.Context(), nothing); err != nil || len(swept) > 0 {
 		t.Errorf("swept %v, %v while the keeper lives", swept, err)
 	}
 	_ = keeper.Process.Kill()
 	_ = keeper.Wait()
-	swept, err := m.Sweep(t.Context())
-	if err != nil || len(swept) != 1 || swept[0] != dead.ID {
-		t.Errorf("swept %v, %v", swept, err)
+	var cleaned []step.ID
+	swept, err := m.Sweep(t.Context(), func(id step.ID) error { cleaned = append(cleaned, id); return nil })
+	if err != nil || len(swept) != 1 || swept[0] != dead.ID || !slices.Equal(cleaned, swept) {
+		t.Errorf("swept %v, cleaned %v, %v", swept, cleaned, err)
 	}
 	if !killed() || exists(dead.Proctrack.Dir) || exists(dead.Proctrack.Tasks) || exists(socket) {
 		t.Error("the dead step is not gone")
@@ -267,7 +272,7 @@ func TestRootSweepRace(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					swept, err := p.Sweep(context.Background())
+					swept, err := p.Sweep(context.Background(), nothing)
 					if err != nil {
 						t.Error(err)
 					}
@@ -292,7 +297,7 @@ func TestRootSweepRace(t *testing.T) {
 	}
 	all.Wait()
 	last := mustMake(t, cfg, spec(9, 0))
-	if _, err := last.Sweep(t.Context()); err != nil {
+	if _, err := last.Sweep(t.Context(), nothing); err != nil {
 		t.Error(err)
 	}
 	mustRemove(t, last)
@@ -328,14 +333,14 @@ func TestRootSweepUnkillable(t *testing.T) {
 	d.die()
 	brief, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if swept, err := m.Sweep(brief); err == nil || len(swept) > 0 {
+	if swept, err := m.Sweep(brief, nothing); err == nil || len(swept) > 0 {
 		t.Errorf("swept %v, %v", swept, err)
 	}
 	thaw()
 	if !ended() {
 		t.Error("it has not got SIGKILL")
 	}
-	if swept, err := m.Sweep(t.Context()); err != nil || len(swept) != 1 || exists(dead.Proctrack.Tasks) {
+	if swept, err := m.Sweep(t.Context(), nothing); err != nil || len(swept) != 1 || exists(dead.Proctrack.Tasks) {
 		t.Errorf("the next sweep has swept %v, %v", swept, err)
 	}
 }
@@ -415,7 +420,7 @@ func BenchmarkRootMake(b *testing.B) {
 	}
 	run("make", func(*Place) {})
 	run("make and sweep", func(p *Place) {
-		if _, err := p.Sweep(context.Background()); err != nil {
+		if _, err := p.Sweep(context.Background(), nothing); err != nil {
 			b.Fatal(err)
 		}
 	})

@@ -16,9 +16,10 @@ import (
 
 // Sweep kills and removes what dead step daemons have left below this spool's root, whose
 // keepers have died as well, and the sockets of these steps. It returns the steps that it has
-// killed. Steps that run, start or end are none of them: their daemons hold their cgroups.
-// Where there is nothing to sweep it costs a look at each living step.
-func (p *Place) Sweep(ctx context.Context) ([]step.ID, error) {
+// killed, and calls clean for each while no daemon of the same step can begin. Steps that run,
+// start or end are none of them: their daemons hold their cgroups. Where there is nothing to
+// sweep it costs a look at each living step.
+func (p *Place) Sweep(ctx context.Context, clean func(step.ID) error) ([]step.ID, error) {
 	if p.root == nil {
 		return nil, nil
 	}
@@ -30,7 +31,7 @@ func (p *Place) Sweep(ctx context.Context) ([]step.ID, error) {
 			err = errors.Join(err, killErr)
 		} else {
 			swept = append(swept, d.id)
-			err = errors.Join(err, p.removeJob(d.id.Job))
+			err = errors.Join(err, p.removeJob(d.id.Job), clean(d.id))
 		}
 		d.lock.Close()
 	}

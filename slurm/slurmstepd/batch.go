@@ -31,20 +31,20 @@ func writeScript(conf *wire.Conf, b *wire.Batch, user *step.User) error {
 	err = errors.Join(err, f.Chmod(0o700), f.Chown(int(user.UID), int(user.GID)), f.Close(),
 		os.Chown(dir, -1, int(user.GID)), os.Chmod(dir, 0o750))
 	if err != nil {
-		removeScript(conf, b)
+		removeScript(conf.Spool, b.Job)
 		return fmt.Errorf("cannot write the script of job %d: %w", b.Job, err)
 	}
 	return nil
 }
 
 // removeScript takes it away, with its directory where nothing else is in it.
-func removeScript(conf *wire.Conf, b *wire.Batch) error {
-	path := spec.ScriptPath(conf.Spool, b.Job)
+func removeScript(spool string, job uint32) error {
+	path := spec.ScriptPath(spool, job)
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot remove the script of job %d: %w", b.Job, err)
+		return fmt.Errorf("cannot remove the script of job %d: %w", job, err)
 	}
 	if err := os.Remove(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("cannot remove the directory of job %d: %w", b.Job, err)
+		return fmt.Errorf("cannot remove the directory of job %d: %w", job, err)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"os/user"
@@ -18,6 +19,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog/archive"
 	"stepd/internal/linux"
 	"stepd/internal/lookup"
 	"stepd/slurm/check"
@@ -261,7 +263,7 @@ const slurmError = 0xffffffff
 func (d *daemon) remove() error {
 	var errs []error
 	if d.stream.Batch != nil {
-		errs = append(errs, removeScript(d.stream.Conf, d.stream.Batch))
+		errs = append(errs, removeScript(d.stream.Conf.Spool, d.stream.Batch.Job))
 	}
 	if d.socket != nil {
 		d.socket.Close()
@@ -285,7 +287,7 @@ func (d *daemon) sweep(done chan<- struct{}) {
 	<-d.aud.running
 	ctx, cancel := context.WithTimeout(context.Background(), sweepPatience)
 	defer cancel()
-	swept, err := d.place.Sweep(ctx)
+	swept, err := d.place.Sweep(ctx, d.cleanSwept)
 	for _, id := range swept {
 		d.log.Warnf("killed what the dead step daemon of step %s has left", id.Name())
 	}
@@ -295,6 +297,22 @@ func (d *daemon) sweep(done chan<- struct{}) {
 	if err != nil {
 		d.log.Error(err)
 	}
+}
+
+// sweptReason is the record's of a step that was swept.
+const sweptReason = "slurmstepd and its keeper have died, and what they have left was killed at the start of a later step"
+
+// cleanSwept removes the files of a step that was swept, and notes its end.
+func (d *daemon) cleanSwept(id step.ID) error {
+	spool := d.stream.Conf.Spool
+	err := archive.In(spool).Lose(&step.Record{ID: id, Node: d.stream.Conf.Node}, sweptReason)
+	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
+		err = nil
+	}
+	if id.Step == step.BatchStep {
+		err = errors.Join(err, removeScript(spool, id.Job))
+	}
+	return err
 }
 
 // untilSignalled ends with the first signal that ends this program.

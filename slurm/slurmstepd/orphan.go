@@ -14,7 +14,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"stepd/eventlog"
 	"stepd/eventlog/archive"
 	"stepd/internal/quickjson"
 	"stepd/proctrack"
@@ -78,7 +77,9 @@ func (o *orphan) run() int {
 		killErr = o.kill(long)
 	}
 	if o.estate.Marked(markAnswered) {
-		if err := o.note(); err != nil {
+		w := &o.will
+		rec := &step.Record{ID: step.ID{Job: w.Step.Job, Step: w.Step.Step}, UID: w.User, Node: w.Node, NTasks: len(w.Ranks)}
+		if err := archive.In(w.Spool).Lose(rec, lostReason); err != nil {
 			o.log.Error(err)
 		}
 	}
@@ -122,34 +123,6 @@ func (o *orphan) clean() {
 
 // lostReason is the record's.
 const lostReason = "slurmstepd has died (slurmd's log and the kernel's may say why), and its keeper has killed the step"
-
-// note writes the end to the step's event log and its record, as the daemon would have done.
-func (o *orphan) note() error {
-	w, now := &o.will, time.Now()
-	id := step.ID{Job: w.Step.Job, Step: w.Step.Step}
-	a := archive.In(w.Spool)
-	f, err := a.Continue(id)
-	if err != nil {
-		return err
-	}
-	text := []byte("\n") // the daemon's last line may have no end
-	for _, e := range []eventlog.Event{
-		{Event: eventlog.EventKill, Text: lostReason},
-		{Event: eventlog.EventState, State: step.Failed, Text: lostReason},
-		{Event: eventlog.EventEnd, State: step.Failed, Text: lostReason},
-	} {
-		e.Time = now
-		text = e.AppendTo(text)
-	}
-	_, err = f.Write(text)
-	rec := &step.Record{ID: id, UID: w.User, Node: w.Node, NTasks: len(w.Ranks), Submitted: now}
-	if known, err := a.Records(id.Job, &id.Step); err == nil {
-		rec = known[0]
-	}
-	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = step.Failed, lostReason, new(1), nil, &now
-	rec.StepdLost, rec.StepdPID = true, 0
-	return errors.Join(err, f.Close(), a.Note(rec, w.User))
-}
 
 // killed is the status of what the keeper has killed.
 var killed = step.SignaledBy(unix.SIGKILL)
