@@ -1,0 +1,121 @@
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"stepd/integration/slurm/cluster"
+)
+
+// crashSteps is how many steps run beside each other.
+const crashSteps = 12
+
+// TestRootBadPluginUnderSlurmd: a plugin that crashes, exits or hangs in a hook of a step of
+// srun or of a batch job: neither the step, if it has not begun, nor its plugins go on, of an
+// optional one as of a required one. The user hears which plugin and which hook, the node
+// stays idle, and nothing of the step is left.
+func TestRootBadPluginUnderSlurmd(t *testing.T) {
+	s := startSlurm(t, cluster.Site{Release: "22.05", StepDaemon: cluster.Programs + "/slurmstepd", Files: map[string]string{"stepd.conf": "HookTimeout=1\n"}})
+	var stack string
+	for _, flag := range []string{"required", "optional"} {
+		so := s.Path(flag + ".so")
+		compile(t, "-fPIC", "-shared", "-I", ownHeaders, "-DSLURM_VERSION_NUMBER=SLURM_VERSION_NUM(22,5,8)", "testdata/plugins/rude.c", "-o", so)
+		stack += flag + " " + so + " order=" + strings.ToUpper(flag) + "\n"
+	}
+	must(t, os.WriteFile(s.Path("plugstack.conf"), []byte(stack), 0o644))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, crashSteps)
+	for _, hook := range remoteHooks {
+		for _, do := range []string{"segv", "exit", "hang"} {
+			for _, flag := range []string{"required", "optional"} {
+				for _, batch := range []bool{false, true} {
+					slots <- struct{}{}
+					wg.Go(func() {
+						defer func() { <-slots }()
+						s.badPlugin(t, hook, do, flag, batch)
+					})
+				}
+			}
+		}
+	}
+	wg.Wait()
+	s.idle(t)
+	if r := s.run(t, nil, "srun", "-n2", "echo", "well"); r.code != 0 || r.out != "well\nwell\n" || r.err != "" {
+		t.Errorf("the next step: %v", r)
+	}
+	s.nothingLeft(t)
+}
+
+// badPlugin runs one step, or one batch job, whose plugin misbehaves.
+func (s *realSlurm) badPlugin(t testing.TB, hook, do, flag string, batch bool) {
+	t.Helper()
+	env := []string{strings.ToUpper(flag) + "=hook=" + hook + " do=" + do}
+	out := s.Path("work/" + alice.name + "/" + strings.Join([]string{hook, do, flag}, "."))
+	what := fmt.Sprintf("%s in %s, %s, batch %v", do, hook, flag, batch)
+	var r result
+	if batch {
+		r = s.run(t, env, "sbatch", "-W", "-n1", "-o", out, "--wrap", "echo ran")
+		b, err := os.ReadFile(out)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", what, err)
+		}
+		r.out, r.err = string(b), string(b)
+	} else {
+		r = s.run(t, env, "srun", "-n1", "echo", "ran")
+	}
+	// Behind the tasks' gate a hook has no say any more.
+	late := hook == "task_exit" || hook == "exit"
+	if ran := strings.Contains(r.out, "ran\n"); ran != late {
+		t.Errorf("%s: the task ran: %v", what, ran)
+	}
+	if batch && (r.code == 0) != late {
+		t.Errorf("%s: the job ends with %d", what, r.code)
+	}
+	said := r.err
+	if batch && (hook == "init" || hook == "init_post_opt") {
+		said = readFile(t, s.Path("slurmd.log")) // the job has no output yet
+	}
+	if !names(said, flag+".so", "slurm_spank_"+hook, do) {
+		t.Errorf("%s: the user is not told of the plugin and the hook: %v", what, r)
+	}
+}
+
+// names reports whether a line names the plugin, the hook and what happened there.
+func names(text, plugin, hook, do string) bool {
+	cause := map[string]string{"segv": "killed by SIGSEGV", "exit": "called exit(3)", "hang": "did not return within 1s"}[do]
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, `plugin "`+plugin+`": `+hook) && strings.Contains(line, cause) {
+			return true
+		}
+	}
+	return false
+}
+
+// nothingLeft looks for what steps may leave: processes, sockets, files and cgroups.
+func (s *realSlurm) nothingLeft(t testing.TB) {
+	t.Helper()
+	eventually(t, callTimeout, "nothing is left", func() error {
+		out, err := s.Command(t.Context(), "root", "ps", "-eo", "comm=").Output()
+		must(t, err)
+		for _, name := range strings.Fields(string(out)) {
+			if slices.Contains([]string{"slurmstepd", "spankhost", "stepkeeper", "echo"}, name) {
+				return fmt.Errorf("process %q", name)
+			}
+		}
+		for _, pattern := range []string{"spool/" + cluster.Node + "_*", "spool/job*"} {
+			left, err := filepath.Glob(s.Path(pattern))
+			must(t, err)
+			if len(left) > 0 {
+				return fmt.Errorf("files %q", left)
+			}
+		}
+		return nil
+	})
+}
