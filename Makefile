@@ -179,6 +179,11 @@ demo: need-root deps-demo all examples ## the main job: MPI under two SPANK plug
 bench: all ## the benchmark table, its peers measured in the same run (BASE=DIR: another release in DIR/bin is the peer; RUN=table,table)
 	$(GO) run ./integration/bench -bin $(CURDIR)/$(BIN) $(if $(BASE),-base $(abspath $(BASE))/bin) $(if $(RUN),-run $(RUN))
 
+.PHONY: bench-slurm
+bench-slurm: all ## srun and sbatch with our step daemon and Slurm's, in turns (RELEASE=24.11)
+	@mkdir -p $(BUILD) && $(GO) build -o $(BUILD)/bench-slurm ./integration/slurm/bench
+	$(BUILD)/bench-slurm -cache $(SLURM_CACHE) -bin $(CURDIR)/$(BIN) -release $(or $(RELEASE),22.05)
+
 # BASE= and GO_IMAGE= name images to build from; without them they are made here,
 # of Debian's packages and this machine's Go. RUN= names tests, as in vm-test.
 .PHONY: container-test

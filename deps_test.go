@@ -108,6 +108,7 @@ var importRules = map[string]struct {
 	"stepd/internal/testkit/gate":     {nil, "reads go test's records"},
 	"stepd/integration/mpisuite":      {nil, "MPICH's own suite on the built programs"},
 	"stepd/integration/slurm":         {nil, "black box: the built slurmstepd below Slurm's own slurmd"},
+	"stepd/integration/slurm/bench":   {[]string{"stepd/integration/slurm/cluster"}, "both step daemons in turns"},
 	"stepd/integration/slurm/run":     {[]string{"stepd/integration/slurm/cluster"}, "a shell command in a private Slurm"},
 	"stepd/integration/slurm/cluster": {nil, "a private Slurm: Debian's packages and nothing of ours"},
 	"stepd/integration/slurm/tee":     {nil, "stands between slurmd and a step daemon: it knows neither's words"},
