@@ -104,8 +104,8 @@ func golden(t *testing.T, name string, v any) {
 }
 
 // TestEveryRelease holds that the captures have what differs between steps, of each release.
-// 23.11/first.stream is 23.11.4's, the others are of the last minor versions, but for the three
-// of Debian: 22.05.8, 24.11.5 and 26.05.5.
+// The files first.stream are of 23.02.0 and 23.11.4, the others of the last minor versions, but
+// for the three of Debian: 22.05.8, 24.11.5 and 26.05.5.
 func TestEveryRelease(t *testing.T) {
 	for v := V2205; v <= V2605; v += 1 << 8 {
 		for _, file := range []string{"extern.stream", "tasks.stream", "tasks.json", "batch.stream", "prolog.conf"} {
