@@ -118,7 +118,10 @@ func (c Client) ask(ctx context.Context, request, reply uint8, body []byte) (*re
 		case <-ctx.Done():
 			again = retries
 		case <-time.After(pause):
-			r, err = exchange(ctx, socket, header(request, again, body), reply)
+			// What stood in the way before says more than that the time is over.
+			if next, failed := exchange(ctx, socket, header(request, again, body), reply); failed == nil || ctx.Err() == nil {
+				r, err = next, failed
+			}
 		}
 	}
 	if err != nil {
