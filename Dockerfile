@@ -27,6 +27,7 @@ FROM tools AS test
 COPY Makefile ./
 COPY spank/host/host.mk spank/host/
 COPY mpi/pmixhost/pmixhost.mk mpi/pmixhost/
+COPY slurm/keeper/program/keeper.mk slurm/keeper/program/
 RUN make -s deps-container
 COPY . .
 RUN make -s all examples

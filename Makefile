@@ -92,8 +92,8 @@ integration: all examples ## black-box tests on the built programs
 .PHONY: slurm-test slurm-matrix slurm-run
 SLURM_CACHE ?= /var/cache/stepd-slurm
 SLURM       := STRICT=1 SLURM_CACHE=$(SLURM_CACHE) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout $(TIMEOUT)
-slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and Slurm's step daemon (CHECKS=01,02)
-	CHECKS='$(CHECKS)' $(SLURM) -run ^TestRoot ./integration/slurm/... | $(GATE) $(if $(CHECKS),-v)
+slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and Slurm's step daemon (RUN=TestX, CHECKS=01,02)
+	CHECKS='$(CHECKS)' $(SLURM) -run '$(or $(RUN),^TestRoot)' ./integration/slurm/... | $(GATE) $(if $(CHECKS),-v)
 
 slurm-matrix: all ## every such check on every release, and a table of the results
 	@mkdir -p $(BUILD); SLURM_MATRIX=1 CHECKS='$(CHECKS)' $(SLURM) -run '^TestRootSlurm[0-9]' ./integration/slurm > $(BUILD)/slurm-matrix.json; \

@@ -3,12 +3,14 @@
 # run.sh [BASE GO]: builds the Dockerfile's images from these two, uses the one that
 # is for use as an administrator would, and runs the black-box tests in the other.
 # Without BASE and GO, images of Debian's packages and of this machine's Go are made
-# here, once. RUN is a pattern of tests (none: only the image for use), VERSION what the
+# here, once. RUN is a pattern of tests (none: only the image for use; slurm:
+# only the checks below the real slurmd), VERSION what the
 # programs say of themselves.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export LC_ALL=C PATH=$PATH:/usr/local/go/bin
 base=${1:-} go=${2:-}
+SLURM_CACHE=${SLURM_CACHE:-/var/cache/stepd-slurm}
 name=localhost/stepd
 # runc: crun wants a cgroup tree of one kind. The host's own network: a bridge wants
 # more than every machine has.
@@ -126,5 +128,26 @@ suite() {
 		exec make -s integration TIMEOUT=1h'
 }
 
+# below_slurm is slurmstepd in the container, below a real slurmd whose root is this machine's.
+below_slurm() {
+	local checks root
+	checks=01,02,03,05,08,14,18,20,21,22,24,29,30,35,37,38,39,44,46,53,61,70
+	build test
+	go run ./integration/slurm/run -cache "$SLURM_CACHE" -real true # makes the root
+	root=$(ls -dt "$SLURM_CACHE"/22.05-*/ | head -1)
+	volume=stepd-slurm-$$
+	trap 'podman volume rm -f $volume >/dev/null' EXIT
+	in_container --rm --volume "$volume:/var/tmp:dev,suid,exec" --volume "$compiled" \
+		--volume "$root:/var/cache/stepd-slurm/$(basename "$root"):ro" --env CHECKS=$checks "$name:test" \
+		make -s slurm-test RUN='^TestRootSlurm2205$'
+}
+
 use
-[ "${RUN:-}" = none ] || suite
+case ${RUN:-} in
+none) ;;
+slurm) below_slurm ;;
+*)
+	suite
+	[ -n "${RUN:-}" ] || below_slurm
+	;;
+esac
