@@ -119,7 +119,8 @@ func (c Client) ask(ctx context.Context, request, reply uint8, body []byte) (*re
 			again = retries
 		case <-time.After(pause):
 			// What stood in the way before says more than that the time is over.
-			if next, failed := exchange(ctx, socket, header(request, again, body), reply); failed == nil || ctx.Err() == nil {
+			next, failed := exchange(ctx, socket, header(request, again, body), reply)
+			if late, ok := errors.AsType[net.Error](failed); failed == nil || ctx.Err() == nil && !(ok && late.Timeout()) {
 				r, err = next, failed
 			}
 		}
