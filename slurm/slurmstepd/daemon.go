@@ -67,7 +67,12 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	name := stepName(s)
 	setTitle("slurmstepd", "slurmstepd: ["+name+"]")
 	d.log, d.file = openLog(s.Conf.LogFile, name, s.Conf.Debug)
-	caller.log = func(text string) { d.log.Error(text) }
+	caller.logBy(func(text string) { d.log.Error(text) })
+	if d.file != nil { // the runtime's last words go there, and the keeper's
+		if err := unix.Dup3(int(d.file.Fd()), 2, 0); err != nil {
+			return nil, fmt.Errorf("cannot have slurmd's log as stderr: %w", err)
+		}
+	}
 	if err := check.Refuse(s); err != nil {
 		return nil, err
 	}
@@ -213,7 +218,7 @@ func slurmUID(name string) uint32 {
 
 // run runs the step, whose start slurmd knows of, to its end.
 func (d *daemon) run() int {
-	if err := d.caller.detach(d.file); err != nil {
+	if err := d.caller.detach(); err != nil {
 		d.log.Error(err)
 	}
 	ctx, stop := untilSignalled()
