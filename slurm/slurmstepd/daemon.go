@@ -245,6 +245,9 @@ func (d *daemon) run() int {
 // complete tells slurmctld that the step has ended here.
 func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 	rc, used := uint32(d.verdict.status(rec)), usage(rec, d.stream.Conf.TRES, d.spec.NodeID)
+	if rec.SurvivorsTotal > 0 { // first: the end of the step frees the node for others
+		d.peers.drain(ctx)
+	}
 	if d.silent.Load() && d.stream.Batch != nil {
 		return
 	}
