@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -175,7 +173,7 @@ func (d *daemon) newPeers() *peers {
 		log: d.log, user: uid,
 		ctld: rpc.Client{Release: d.stream.Conf.Release, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
 		srun: rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
-		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: slurmUID(d.conf.Control.User),
+		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: d.slurmUID(),
 	}
 	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
 		p.nodes = l.Nodes
@@ -201,19 +199,6 @@ func (d *daemon) id() wire.StepID {
 	id := d.stream.Batch.Cred.Step
 	id.Job, id.Step = d.stream.Batch.Job, step.BatchStep
 	return id
-}
-
-// slurmUID is the uid of SlurmUser. One that no file of this machine has is root's.
-func slurmUID(name string) uint32 {
-	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
-		return uint32(n)
-	}
-	if u, err := user.Lookup(name); err == nil {
-		if n, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
-			return uint32(n)
-		}
-	}
-	return 0
 }
 
 // run runs the step, whose start slurmd knows of, to its end.

@@ -100,7 +100,7 @@ func (r *refusal) Unwrap() error { return r.err }
 // caller is slurmd, which waits for one number.
 type caller struct {
 	in, out *os.File
-	claimed atomic.Bool // the one answer is somebody's to give
+	claimed atomic.Bool // one goroutine has the answer to give
 	timer   *time.Timer
 	log     atomic.Pointer[func(string)] // logEarly, until the step's log is known
 }
@@ -170,7 +170,7 @@ func (c *caller) accept() error {
 }
 
 // send writes the number. It is not os.File's to do: that ends the program by SIGPIPE where
-// nobody reads descriptor 1 any more, and a slurmd that has died is no reason to end a step.
+// no process reads descriptor 1 any more, and a slurmd that has died is no reason to end a step.
 func (c *caller) send(code int32) error {
 	err := linux.IgnoringEINTR(func() error {
 		_, err := unix.Write(int(c.out.Fd()), binary.NativeEndian.AppendUint32(nil, uint32(code)))

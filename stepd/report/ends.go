@@ -17,7 +17,7 @@ const endsDelay = 50 * time.Millisecond
 type Ends struct {
 	tell func(ranks []int, status step.ExitStatus)
 
-	telling sync.Mutex // held while groups are told: who calls Tell last knows that all are
+	telling sync.Mutex // held while groups are told: all are when the last Tell returns
 
 	mu    sync.Mutex
 	list  []ended     // guarded by mu: not told yet, in the order of their first rank
