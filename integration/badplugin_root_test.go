@@ -23,13 +23,7 @@ const crashSteps = 12
 // stays idle, and nothing of the step is left.
 func TestRootBadPluginUnderSlurmd(t *testing.T) {
 	s := startSlurm(t, cluster.Site{Release: "22.05", StepDaemon: cluster.Programs + "/slurmstepd", Files: map[string]string{"stepd.conf": "HookTimeout=1\n"}})
-	var stack string
-	for _, flag := range []string{"required", "optional"} {
-		so := s.Path(flag + ".so")
-		compile(t, "-fPIC", "-shared", "-I", ownHeaders, "-DSLURM_VERSION_NUMBER=SLURM_VERSION_NUM(22,5,8)", "testdata/plugins/rude.c", "-o", so)
-		stack += flag + " " + so + " order=" + strings.ToUpper(flag) + "\n"
-	}
-	must(t, os.WriteFile(s.Path("plugstack.conf"), []byte(stack), 0o644))
+	s.rude(t)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, crashSteps)
 	for _, hook := range remoteHooks {
@@ -51,6 +45,21 @@ func TestRootBadPluginUnderSlurmd(t *testing.T) {
 		t.Errorf("the next step: %v", r)
 	}
 	s.nothingLeft(t)
+}
+
+// rude has the plugin that misbehaves on order in the plugin stack, once required and once
+// optional: the variables REQUIRED and OPTIONAL of a step are its orders.
+func (s *realSlurm) rude(t testing.TB) {
+	t.Helper()
+	var stack, year, month string
+	year, month, _ = strings.Cut(s.release, ".")
+	for _, flag := range []string{"required", "optional"} {
+		so := s.Path(flag + ".so")
+		compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/rude.c", "-o", so,
+			fmt.Sprintf("-DSLURM_VERSION_NUMBER=SLURM_VERSION_NUM(%s,%s,0)", year, strings.TrimPrefix(month, "0")))
+		stack += flag + " " + so + " order=" + strings.ToUpper(flag) + "\n"
+	}
+	must(t, os.WriteFile(s.Path("plugstack.conf"), []byte(stack), 0o644))
 }
 
 // badPlugin runs one step, or one batch job, whose plugin misbehaves.
@@ -118,4 +127,72 @@ func (s *realSlurm) nothingLeft(t testing.TB) {
 		}
 		return nil
 	})
+}
+
+// TestRootFailingPluginUnderSlurmd compares how a step ends where a plugin's hook returns -1: what
+// srun says, its exit code, and how slurmctld shows the job and the node.
+func TestRootFailingPluginUnderSlurmd(t *testing.T) {
+	for _, release := range cluster.Releases() {
+		t.Run(release, func(t *testing.T) {
+			twins := startTwins(t, release)
+			for i := range twins {
+				twins[i].rude(t)
+			}
+			r := newReportWith(t, release, "testdata/differences-failing.tsv")
+			for _, hook := range remoteHooks {
+				for _, flag := range []string{"required", "optional"} {
+					var ends [2]map[string]string
+					var wg sync.WaitGroup
+					for i := range twins {
+						wg.Go(func() { ends[i] = twins[i].failing(t, hook, flag) })
+					}
+					wg.Wait()
+					what := hook + ", " + flag
+					for _, field := range []string{"exit code", "output", "stderr", "job", "node"} {
+						r.fact(what, what, field, ends[0][field], ends[1][field])
+					}
+				}
+			}
+			r.end(80)
+		})
+	}
+}
+
+// failing runs one step whose plugin fails.
+func (s *realSlurm) failing(t testing.TB, hook, flag string) map[string]string {
+	t.Helper()
+	r := s.run(t, []string{strings.ToUpper(flag) + "=hook=" + hook + " do=fail"}, "srun", "-Q", "-n1", "echo", "ran")
+	ask := func(args ...string) string {
+		b, err := s.Command(t.Context(), "root", args[0], args[1:]...).Output()
+		must(t, err)
+		return strings.TrimSpace(string(b))
+	}
+	eventually(t, callTimeout, "the job is over", func() error {
+		if jobs := ask("squeue", "-h"); jobs != "" {
+			return errors.New(jobs)
+		}
+		return nil
+	})
+	ends := map[string]string{"exit code": fmt.Sprint(r.code), "output": s.lines(r.out), "stderr": s.lines(r.err)}
+	for _, word := range strings.Fields(ask("scontrol", "show", "job", "-o")) {
+		switch name, _, _ := strings.Cut(word, "="); name {
+		case "JobId":
+			ends["job"] = "" // the last one counts
+		case "JobState", "Reason", "ExitCode":
+			ends["job"] += word + " "
+		}
+	}
+	ends["node"] = ask("sinfo", "-h", "-o", "%T %E")
+	if !strings.HasPrefix(ends["node"], "idle") {
+		ask("scontrol", "update", "NodeName="+cluster.Node, "State=RESUME")
+	}
+	return ends
+}
+
+// lines are the lines of a text in the order of their words, in one line: several programs
+// write at once.
+func (s *realSlurm) lines(text string) string {
+	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(text, s.Dir, "DIR")), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, " / ")
 }

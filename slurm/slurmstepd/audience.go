@@ -29,15 +29,13 @@ type audience struct {
 	files   stderrFiles   // where srun does not have the tasks' stderr
 	// said are messages to srun, in their order; the channel closes with the step.
 	messages  chan wire.Message
-	sent      chan struct{}           // closed when all are sent
-	giveUp    context.CancelCauseFunc // ends the sending; set by connect
-	noStreams atomic.Bool             // the tasks could not get their streams
-	launched  bool                    // srun knows that the tasks run; only Run's goroutine uses it
-	exited    map[int]bool            // ranks whose ends are told, or will be; as launched
+	sent      chan struct{} // closed when all are sent
+	noStreams atomic.Bool   // the tasks could not get their streams
+	launched  bool          // srun knows that the tasks run; only Run's goroutine uses it
+	exited    map[int]bool  // ranks whose ends are told, or will be; as launched
 	// running is closed when the tasks run, or will not.
-	running  chan struct{}
-	once     sync.Once
-	patience time.Duration // srunPatience; tests shorten it
+	running chan struct{}
+	once    sync.Once
 }
 
 // messagesMax is how many messages wait for an srun that does not answer: a step has few,
@@ -48,7 +46,7 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), patience: srunPatience}
+	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{})}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
@@ -70,9 +68,7 @@ func newAudience(d *daemon) (*audience, error) {
 
 // connect joins the tasks' streams to srun, beside the launch.
 func (a *audience) connect(ctx context.Context, st *task.Step) {
-	sending, giveUp := context.WithCancelCause(ctx)
-	a.giveUp = giveUp
-	go a.send(sending)
+	go a.send(ctx)
 	if a.srun == nil {
 		return
 	}
@@ -94,9 +90,6 @@ func (a *audience) connect(ctx context.Context, st *task.Step) {
 func (a *audience) send(ctx context.Context) {
 	defer close(a.sent)
 	for m := range a.messages {
-		if ctx.Err() != nil {
-			continue // finish has given up, and said so
-		}
 		a.d.peers.tellLauncher(ctx, m)
 		a.d.markSent(m)
 	}
@@ -225,9 +218,8 @@ func failedLaunch(id wire.StepID, node string, ranks []int, code uint32) *wire.L
 	return m
 }
 
-// srunPatience is how long an srun that stands still is waited for once the tasks have ended, as
-// in Slurm: it is a user's, who must not keep the node.
-const srunPatience = 300 * time.Second
+// streamsPatience is how long an srun that stands still is waited for, as in Slurm.
+const streamsPatience = 300 * time.Second
 
 // finish sends srun the rest, and ends its streams.
 func (a *audience) finish(ctx context.Context, rec *step.Record) {
@@ -236,6 +228,10 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 		code := uint32(launchFailed)
 		if a.noStreams.Load() {
 			code = streamsFailed
+		}
+		if code == launchFailed && a.d.launchFailed(rec) {
+			// Before the launch's failure: srun takes no end of a task that has failed to start.
+			a.tellEnds(a.d.plan.Ranks, step.ExitedWith(1))
 		}
 		a.tell(failedLaunch(a.d.id(), a.d.spec.NodeName, a.d.plan.Ranks, code))
 	}
@@ -246,18 +242,12 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	close(a.messages)
 	a.files.close()
 	a.out.Close()
-	ctx, cancel := context.WithTimeout(ctx, a.patience)
-	defer cancel()
 	if a.srun != nil {
+		ctx, cancel := context.WithTimeout(ctx, streamsPatience)
+		defer cancel()
 		if err := a.srun.Close(ctx); err != nil {
 			a.d.log.Error(fmt.Errorf("cannot end srun's streams: %w", err))
 		}
 	}
-	select {
-	case <-a.sent:
-	case <-ctx.Done():
-		a.d.log.Errorf("cannot report all to srun: it has not answered within %v of the tasks' end", a.patience)
-		a.giveUp(context.Cause(ctx))
-		<-a.sent
-	}
+	<-a.sent
 }

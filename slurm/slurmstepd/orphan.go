@@ -83,12 +83,9 @@ func (o *orphan) run() int {
 			o.log.Error(err)
 		}
 	}
-	if killErr != nil {
-		o.log.Error(killErr)
-		o.peers.drain(ctx)
-	}
 	reports.Wait()
 	if killErr != nil {
+		o.log.Error(killErr)
 		return 1
 	}
 	return 0
