@@ -50,14 +50,24 @@ func (e *ReturnError) Error() string {
 	return fmt.Sprintf("it answers with Slurm's error %d", e.Code)
 }
 
+// Over reports whether the answer says that the job or step has ended before, which is no fault
+// of the message.
+func (e *ReturnError) Over() bool { return e.Code == invalidJob || e.Code == alreadyDone }
+
+// Slurm's numbers (slurm_errno.h).
+const (
+	invalidJob  = 2017
+	alreadyDone = 2021
+)
+
 // returns are the texts of what a step daemon is answered.
 var returns = map[uint32]string{
-	1005:    "incompatible versions of client and server code",
-	1007:    "protocol authentication error",
-	2002:    "access denied",
-	2017:    "invalid job id",
-	2021:    "job or step already completing or completed",
-	standby: "slurm backup controller in standby mode",
+	1005:        "incompatible versions of client and server code",
+	1007:        "protocol authentication error",
+	2002:        "access denied",
+	invalidJob:  "invalid job id",
+	alreadyDone: "job or step already completing or completed",
+	standby:     "slurm backup controller in standby mode",
 }
 
 // Send sends a message and waits for the answer. A *ReturnError is the peer's refusal; another

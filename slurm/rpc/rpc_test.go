@@ -353,3 +353,12 @@ func FuzzAnswer(f *testing.F) {
 		}
 	})
 }
+
+// What slurmctld answers of a step that it has ended already is no error; what it refuses is.
+func TestOver(t *testing.T) {
+	for code, over := range map[uint32]bool{2017: true, 2021: true, 1007: false, 2002: false} {
+		if (&ReturnError{code}).Over() != over {
+			t.Errorf("error %d: %v", code, !over)
+		}
+	}
+}

@@ -47,7 +47,7 @@ func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Mess
 	err := p.ctld.Deliver(ctx, to, m, retry)
 	var refused *rpc.ReturnError
 	switch {
-	case errors.As(err, &refused):
+	case errors.As(err, &refused) && refused.Over():
 		p.log.Infof("slurmctld: %v", err)
 	case err != nil:
 		p.log.Error(err)
