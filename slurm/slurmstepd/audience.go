@@ -29,13 +29,15 @@ type audience struct {
 	files   stderrFiles   // where srun does not have the tasks' stderr
 	// said are messages to srun, in their order; the channel closes with the step.
 	messages  chan wire.Message
-	sent      chan struct{} // closed when all are sent
-	noStreams atomic.Bool   // the tasks could not get their streams
-	launched  bool          // srun knows that the tasks run; only Run's goroutine uses it
-	exited    map[int]bool  // ranks whose ends are told, or will be; as launched
+	sent      chan struct{}           // closed when all are sent
+	giveUp    context.CancelCauseFunc // ends the sending; set by connect
+	noStreams atomic.Bool             // the tasks could not get their streams
+	launched  bool                    // srun knows that the tasks run; only Run's goroutine uses it
+	exited    map[int]bool            // ranks whose ends are told, or will be; as launched
 	// running is closed when the tasks run, or will not.
-	running chan struct{}
-	once    sync.Once
+	running  chan struct{}
+	once     sync.Once
+	patience time.Duration // srunPatience; tests shorten it
 }
 
 // messagesMax is how many messages wait for an srun that does not answer: a step has few,
@@ -46,7 +48,7 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{})}
+	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), patience: srunPatience}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
@@ -68,7 +70,9 @@ func newAudience(d *daemon) (*audience, error) {
 
 // connect joins the tasks' streams to srun, beside the launch.
 func (a *audience) connect(ctx context.Context, st *task.Step) {
-	go a.send(ctx)
+	sending, giveUp := context.WithCancelCause(ctx)
+	a.giveUp = giveUp
+	go a.send(sending)
 	if a.srun == nil {
 		return
 	}
@@ -90,6 +94,9 @@ func (a *audience) connect(ctx context.Context, st *task.Step) {
 func (a *audience) send(ctx context.Context) {
 	defer close(a.sent)
 	for m := range a.messages {
+		if ctx.Err() != nil {
+			continue // finish has given up, and said so
+		}
 		a.d.peers.tellLauncher(ctx, m)
 		a.d.markSent(m)
 	}
@@ -218,8 +225,15 @@ func failedLaunch(id wire.StepID, node string, ranks []int, code uint32) *wire.L
 	return m
 }
 
-// streamsPatience is how long an srun that stands still is waited for, as in Slurm.
-const streamsPatience = 300 * time.Second
+// srunPatience is how long an srun that stands still is waited for once the tasks have ended, as
+// in Slurm: it is a user's, who must not keep the node.
+const srunPatience = 300 * time.Second
+
+// launchFailed reports whether the step counts as one whose tasks have failed although none has
+// begun. Up to 24.05 Slurm's own step daemon has such a job completed.
+func (a *audience) launchFailed(rec *step.Record) bool {
+	return !a.launched && (rec.State == step.Failed || rec.State == step.Completed) && a.d.stream.Conf.Release >= wire.V2411
+}
 
 // finish sends srun the rest, and ends its streams.
 func (a *audience) finish(ctx context.Context, rec *step.Record) {
@@ -229,7 +243,7 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 		if a.noStreams.Load() {
 			code = streamsFailed
 		}
-		if code == launchFailed && a.d.launchFailed(rec) {
+		if code == launchFailed && a.launchFailed(rec) {
 			// Before the launch's failure: srun takes no end of a task that has failed to start.
 			a.tellEnds(a.d.plan.Ranks, step.ExitedWith(1))
 		}
@@ -242,12 +256,18 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	close(a.messages)
 	a.files.close()
 	a.out.Close()
+	ctx, cancel := context.WithTimeout(ctx, a.patience)
+	defer cancel()
 	if a.srun != nil {
-		ctx, cancel := context.WithTimeout(ctx, streamsPatience)
-		defer cancel()
 		if err := a.srun.Close(ctx); err != nil {
 			a.d.log.Error(fmt.Errorf("cannot end srun's streams: %w", err))
 		}
 	}
-	<-a.sent
+	select {
+	case <-a.sent:
+	case <-ctx.Done():
+		a.d.log.Errorf("cannot report all to srun: it has not answered within %v of the tasks' end", a.patience)
+		a.giveUp(context.Cause(ctx))
+		<-a.sent
+	}
 }

@@ -2,13 +2,65 @@ package slurmstepd
 
 import (
 	"maps"
+	"net"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/sirupsen/logrus"
+
+	"stepd/slurm/munge"
+	"stepd/slurm/rpc"
 	"stepd/slurm/wire"
 	"stepd/step"
 	"stepd/stepd/report"
+	"stepd/task"
 )
+
+// TestSrunSilent: an srun that takes messages and answers none does not keep the step.
+func TestSrunSilent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var text strings.Builder
+	log := logrus.New()
+	log.SetOutput(&text)
+	d := &daemon{log: log, spec: new(step.Spec), plan: new(task.Plan), stream: &wire.Stream{Batch: &wire.Batch{Cred: new(wire.Cred)}}, peers: &peers{
+		log: log, launcher: l.Addr().String(), srun: rpc.Client{Munge: munge.Client{Socket: silentMunge(t)}, Timeout: time.Hour},
+	}}
+	a := &audience{
+		d: d, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}),
+		patience: 100 * time.Millisecond,
+	}
+	a.ends = report.NewEnds(a.tellEnds)
+	a.connect(t.Context(), nil)
+	for range 100 {
+		a.tell(&wire.TaskExit{})
+	}
+	begun := time.Now()
+	a.finish(t.Context(), new(step.Record))
+	if took := time.Since(begun); took > 5*time.Second {
+		t.Errorf("the end has waited for srun for %v", took)
+	}
+	if !strings.Contains(text.String(), "cannot report all to srun") || strings.Count(text.String(), "\n") > 3 {
+		t.Errorf("the log has %q", text.String())
+	}
+}
+
+// silentMunge is a munged that takes requests and answers none.
+func silentMunge(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "munge")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return path
+}
 
 // TestLaunchFailed: srun waits for each task of which it knows nothing, so that a launch that
 // has failed names them all.

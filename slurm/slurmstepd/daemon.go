@@ -8,10 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
-	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -67,7 +65,12 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	name := stepName(s)
 	setTitle("slurmstepd", "slurmstepd: ["+name+"]")
 	d.log, d.file = openLog(s.Conf.LogFile, name, s.Conf.Debug)
-	caller.log = func(text string) { d.log.Error(text) }
+	caller.logBy(func(text string) { d.log.Error(text) })
+	if d.file != nil { // the runtime's last words go there, and the keeper's
+		if err := unix.Dup3(int(d.file.Fd()), 2, 0); err != nil {
+			return nil, fmt.Errorf("cannot have slurmd's log as stderr: %w", err)
+		}
+	}
 	if err := check.Refuse(s); err != nil {
 		return nil, err
 	}
@@ -170,7 +173,7 @@ func (d *daemon) newPeers() *peers {
 		log: d.log, user: uid,
 		ctld: rpc.Client{Release: d.stream.Conf.Release, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
 		srun: rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
-		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: slurmUID(d.conf.Control.User),
+		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: d.slurmUID(),
 	}
 	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
 		p.nodes = l.Nodes
@@ -198,22 +201,9 @@ func (d *daemon) id() wire.StepID {
 	return id
 }
 
-// slurmUID is the uid of SlurmUser. One that no file of this machine has is root's.
-func slurmUID(name string) uint32 {
-	if n, err := strconv.ParseUint(name, 10, 32); err == nil {
-		return uint32(n)
-	}
-	if u, err := user.Lookup(name); err == nil {
-		if n, err := strconv.ParseUint(u.Uid, 10, 32); err == nil {
-			return uint32(n)
-		}
-	}
-	return 0
-}
-
 // run runs the step, whose start slurmd knows of, to its end.
 func (d *daemon) run() int {
-	if err := d.caller.detach(d.file); err != nil {
+	if err := d.caller.detach(); err != nil {
 		d.log.Error(err)
 	}
 	ctx, stop := untilSignalled()
@@ -240,6 +230,9 @@ func (d *daemon) run() int {
 // complete tells slurmctld that the step has ended here.
 func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 	rc, used := uint32(d.verdict.status(rec)), usage(rec, d.stream.Conf.TRES, d.spec.NodeID)
+	if rec.SurvivorsTotal > 0 { // first: the end of the step frees the node for others
+		d.peers.drain(ctx)
+	}
 	if d.silent.Load() && d.stream.Batch != nil {
 		return
 	}
@@ -253,16 +246,10 @@ func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 		})
 		return
 	}
-	if rc == 0 && d.launchFailed(rec) {
+	if rc == 0 && d.aud.launchFailed(rec) {
 		rc = uint32(step.ExitedWith(1))
 	}
 	d.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc, Usage: used})
-}
-
-// launchFailed reports whether the step counts as one whose tasks have failed although none has
-// begun. Up to 24.05 Slurm's own step daemon has such a job completed.
-func (d *daemon) launchFailed(rec *step.Record) bool {
-	return !d.aud.launched && (rec.State == step.Failed || rec.State == step.Completed) && d.stream.Conf.Release >= wire.V2411
 }
 
 // slurmError is Slurm's SLURM_ERROR, as an error of a batch job's launch.

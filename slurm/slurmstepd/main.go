@@ -12,13 +12,14 @@ import (
 	"math"
 	"os"
 	"runtime"
-	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/build"
+	"stepd/internal/linux"
 	"stepd/slurm/wire"
 )
 
@@ -62,8 +63,11 @@ func runStep() int {
 		caller.refuse(err)
 		return 1
 	}
+	if !caller.claim() {
+		select {} // too late: slurmd knows of no step, and the timer ends this program
+	}
 	d.mark(markAnswered)
-	if err := caller.answer(0); err != nil {
+	if err := caller.accept(); err != nil {
 		d.log.Error(err) // slurmd has died: its next start finds the step by its socket
 	}
 	return d.run()
@@ -96,23 +100,40 @@ func (r *refusal) Unwrap() error { return r.err }
 // caller is slurmd, which waits for one number.
 type caller struct {
 	in, out *os.File
-	once    sync.Once
+	claimed atomic.Bool // one goroutine has the answer to give
 	timer   *time.Timer
-	log     func(string) // logEarly, until the step's log is known
+	log     atomic.Pointer[func(string)] // logEarly, until the step's log is known
 }
 
 func newCaller(in, out *os.File) *caller {
-	c := &caller{in: in, out: out, log: logEarly}
+	c := &caller{in: in, out: out}
+	c.logBy(logEarly)
 	c.timer = time.AfterFunc(answerWithin, func() {
-		c.refuse(&refusal{unix.ETIMEDOUT, fmt.Errorf("cannot start the step within %v", answerWithin)})
-		os.Exit(1)
+		if c.refuse(&refusal{unix.ETIMEDOUT, fmt.Errorf("cannot start the step within %v", answerWithin)}) {
+			os.Exit(1)
+		}
 	})
 	return c
 }
 
-// refuse tells slurmd that there is no step, and why.
-func (c *caller) refuse(err error) {
-	c.log(err.Error())
+func (c *caller) logBy(log func(string)) { c.log.Store(&log) }
+
+// claim reports whether the answer is the calling goroutine's to give: it is so once.
+func (c *caller) claim() bool {
+	c.timer.Stop()
+	return c.claimed.CompareAndSwap(false, true)
+}
+
+// drainFor bounds how long slurmd may take to write what is not read any more, and the log to
+// take a line.
+const drainFor = 5 * time.Second
+
+// refuse tells slurmd that there is no step, and then the log why: a disk that hangs holds up
+// neither slurmd nor this program's end. It reports false where the answer was claimed before.
+func (c *caller) refuse(err error) bool {
+	if !c.claim() {
+		return false
+	}
 	code := unix.EIO
 	var number syscall.Errno
 	if errors.As(err, &number) {
@@ -121,47 +142,48 @@ func (c *caller) refuse(err error) {
 	if r, ok := errors.AsType[*refusal](err); ok {
 		code = r.code
 	}
-	if err := c.answer(int32(code)); err != nil {
-		c.log(err.Error())
-	}
-}
-
-// drainFor bounds how long slurmd may take to write what is not read any more.
-const drainFor = 5 * time.Second
-
-// drain reads what slurmd writes behind the place of an error: slurmd reads its answer after
-// that, and a pipe that has no reader is another error to it.
-func (c *caller) drain() {
+	err = errors.Join(err, c.send(int32(code)))
 	done := make(chan struct{})
-	go func() { io.Copy(io.Discard, c.in); close(done) }()
+	go func() {
+		defer close(done)
+		(*c.log.Load())(err.Error())
+		// slurmd reads its answer after what it writes behind the place of an error, and a pipe that
+		// has no reader is another error to it.
+		io.Copy(io.Discard, c.in)
+	}()
 	select {
 	case <-done:
 	case <-time.After(drainFor):
 	}
+	return true
 }
 
-// answer tells slurmd the number, and waits for its acknowledgement: of an error, for the pipe's
-// end. Only the first one counts.
-func (c *caller) answer(code int32) (err error) {
-	c.once.Do(func() {
-		c.timer.Stop()
-		if _, err = c.out.Write(binary.NativeEndian.AppendUint32(nil, uint32(code))); err != nil {
-			err = fmt.Errorf("cannot answer slurmd: %w", err)
-			return
-		}
-		if code != 0 {
-			c.drain()
-			return
-		}
-		if _, err = io.ReadFull(c.in, make([]byte, 4)); err != nil {
-			err = fmt.Errorf("cannot read slurmd's acknowledgement: %w", err)
-		}
+// accept tells slurmd that there is a step, after claim, and waits for its acknowledgement.
+func (c *caller) accept() error {
+	if err := c.send(0); err != nil {
+		return err
+	}
+	if _, err := io.ReadFull(c.in, make([]byte, 4)); err != nil {
+		return fmt.Errorf("cannot read slurmd's acknowledgement: %w", err)
+	}
+	return nil
+}
+
+// send writes the number. It is not os.File's to do: that ends the program by SIGPIPE where
+// no process reads descriptor 1 any more, and a slurmd that has died is no reason to end a step.
+func (c *caller) send(code int32) error {
+	err := linux.IgnoringEINTR(func() error {
+		_, err := unix.Write(int(c.out.Fd()), binary.NativeEndian.AppendUint32(nil, uint32(code)))
+		return err
 	})
-	return err
+	if err != nil {
+		return fmt.Errorf("cannot answer slurmd: %w", err)
+	}
+	return nil
 }
 
 // detach gives up slurmd's pipes: nothing more passes there.
-func (c *caller) detach(log *os.File) error {
+func (c *caller) detach() error {
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("cannot leave slurmd's pipes: open %q: %w", os.DevNull, err)
@@ -171,9 +193,6 @@ func (c *caller) detach(log *os.File) error {
 		if err := unix.Dup3(null, fd, 0); err != nil {
 			return fmt.Errorf("cannot leave slurmd's pipes: %w", err)
 		}
-	}
-	if log != nil {
-		return unix.Dup3(int(log.Fd()), 2, 0) // the runtime's last words go there
 	}
 	return nil
 }

@@ -29,6 +29,11 @@ func TestMain(m *testing.M) {
 		fmt.Println("ready", os.Getenv("HOME"))
 		io.ReadAll(os.Stdin)
 		os.Exit(0)
+	case "accept":
+		if err := newCaller(os.Stdin, os.Stdout).accept(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(0)
 	case "mode":
 		os.Unsetenv("SLURMSTEPD_TEST")
 		os.Exit(mode(os.Args[1:]))
@@ -124,13 +129,66 @@ func TestAnswerOnce(t *testing.T) {
 	defer ack.Close()
 	acked.Write(make([]byte, 4))
 	c := newCaller(ack, w)
-	if err := c.answer(0); err != nil {
+	if !c.claim() {
+		t.Fatal("the answer is nobody's")
+	}
+	if err := c.accept(); err != nil {
 		t.Fatal(err)
 	}
-	c.refuse(errors.New("too late"))
+	if c.refuse(errors.New("too late")) || c.claim() {
+		t.Error("a second answer")
+	}
 	w.Close()
 	if b, _ := io.ReadAll(r); !slices.Equal(b, make([]byte, 4)) {
 		t.Errorf("slurmd reads %v", b)
+	}
+}
+
+// A slurmd that has died before the answer does not take the step with it.
+func TestAnswerNobody(t *testing.T) {
+	cmd := self(t, "accept")
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	var text strings.Builder
+	cmd.Stdout, cmd.Stderr = w, &text
+	err = cmd.Run()
+	w.Close()
+	if err != nil || !strings.Contains(text.String(), "cannot answer slurmd: broken pipe") {
+		t.Errorf("it ended with %v and said %q", err, text.String())
+	}
+}
+
+// A log that takes no line holds up neither slurmd nor the program.
+func TestRefuseSilentLog(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	in, silent, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	c := newCaller(in, w)
+	hang := make(chan struct{})
+	c.logBy(func(string) { <-hang })
+	defer close(hang)
+	over := make(chan struct{})
+	go func() { defer close(over); c.refuse(syscall.ENOSPC) }()
+	answer := make([]byte, 4)
+	r.SetReadDeadline(time.Now().Add(drainFor / 2))
+	if _, err := io.ReadFull(r, answer); err != nil || binary.NativeEndian.Uint32(answer) != uint32(syscall.ENOSPC) {
+		t.Errorf("slurmd reads %v, %v", answer, err)
+	}
+	select {
+	case <-over:
+	case <-time.After(3 * drainFor):
+		t.Error("refuse does not return")
 	}
 }
 

@@ -83,9 +83,12 @@ func (o *orphan) run() int {
 			o.log.Error(err)
 		}
 	}
-	reports.Wait()
 	if killErr != nil {
 		o.log.Error(killErr)
+		o.peers.drain(ctx)
+	}
+	reports.Wait()
+	if killErr != nil {
 		return 1
 	}
 	return 0

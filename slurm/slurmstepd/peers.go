@@ -53,3 +53,10 @@ func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Mess
 		p.log.Error(err)
 	}
 }
+
+// drain takes the node away from the scheduler, in Slurm's words: processes of the step live on
+// that SIGKILL does not end.
+func (p *peers) drain(ctx context.Context) {
+	p.log.Errorf("processes of the step cannot be killed: the node is drained")
+	p.tellController(ctx, rpc.StepEnd(), &wire.UpdateNode{Node: p.node, Reason: "Kill task failed"})
+}

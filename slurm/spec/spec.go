@@ -241,9 +241,19 @@ func taskFrequency(text string) *int {
 	return nil
 }
 
-// layout says where the tasks of a step of several nodes are.
+// tasksMax is the most tasks of a step on a node: Slurm counts them in 16 bits.
+const tasksMax = 1<<16 - 1
+
+// layout says where the tasks of a step of several nodes are. srun says how many they are: what
+// it says must agree with the ranks that it has sent.
 func layout(out *step.Spec, l *wire.Launch) error {
-	if l.Nodes <= 1 || out.ID.Step == step.ExternStep {
+	if out.ID.Step == step.ExternStep {
+		return nil
+	}
+	if l.Nodes <= 1 {
+		if n := len(slices.Concat(l.Ranks...)); n != out.NTasks || n > tasksMax {
+			return fmt.Errorf("cannot place the tasks: the launch says that there are %d, and has ranks for %d; %d is the limit", out.NTasks, n, tasksMax)
+		}
 		return nil
 	}
 	hosts, err := slurmconf.ExpandHosts(l.Hosts)

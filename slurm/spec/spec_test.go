@@ -142,6 +142,20 @@ func TestLayout(t *testing.T) {
 	}
 }
 
+// srun says how many tasks there are: memory is taken for those alone whose ranks have come.
+func TestTasksLimit(t *testing.T) {
+	for _, tc := range []struct {
+		tasks uint32
+		ranks []uint32
+	}{{2_000_000_000, []uint32{0, 1}}, {1, []uint32{0, 1}}, {70_000, make([]uint32, 70_000)}} {
+		s := launch()
+		s.Launch.Tasks, s.Launch.Ranks = tc.tasks, [][]uint32{tc.ranks}
+		if _, err := Of(s, site1(t)); err == nil || !strings.Contains(err.Error(), "cannot place the tasks") {
+			t.Errorf("%d tasks with %d ranks: %v", tc.tasks, len(tc.ranks), err)
+		}
+	}
+}
+
 func TestMultiProg(t *testing.T) {
 	l := launch()
 	l.Launch.Flags |= wire.FlagMultiProg

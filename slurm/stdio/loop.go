@@ -24,6 +24,9 @@ const (
 	// srunPatience is how long srun may take nothing once the tasks have ended: it may be stopped,
 	// or its host gone. slurmstepd gives up after as long.
 	srunPatience = time.Minute
+	// endPatience is how long srun may take for all that is left then, however little it takes at
+	// a time: it is a user's, who must not keep the node. slurmstepd waits as long.
+	endPatience = 300 * time.Second
 )
 
 // phase is how far the end of the streams is.
@@ -42,8 +45,9 @@ const (
 // no lock meanwhile.
 type loop struct {
 	log         func(launch.LogLevel, string)
-	name        string // before messages to the user
-	patience    time.Duration
+	name        string        // before messages to the user
+	patience    time.Duration // srunPatience, and the other one endPatience; tests shorten them
+	endPatience time.Duration
 	epoll, wake int
 	voices      voices
 	there       [3]bool       // which streams come by here; set by New
@@ -68,6 +72,7 @@ type loop struct {
 	sent               int       // of out
 	shut               bool      // srun knows that nothing more comes
 	moved              time.Time // when srun took something last
+	until              time.Time // when srun is given up in any case, once draining
 
 	mu       sync.Mutex
 	begun    bool          // guarded by mu: the loop runs
@@ -238,12 +243,16 @@ func (l *loop) wait() int {
 	case l.at < draining || l.sock < 0 || len(l.out) == 0 && !l.shut:
 		return -1
 	}
-	left := time.Until(l.moved.Add(l.patience))
-	if left <= 0 {
+	silent, late := time.Until(l.moved.Add(l.patience)), time.Until(l.until)
+	switch {
+	case silent <= 0:
 		l.lose(fmt.Errorf("it has taken nothing for %v", l.patience))
 		return 0
+	case late <= 0:
+		l.lose(fmt.Errorf("it has not taken all within %v of the tasks' end", l.endPatience))
+		return 0
 	}
-	return int(left.Milliseconds()) + 1
+	return int(min(silent, late).Milliseconds()) + 1
 }
 
 // look takes over what has changed, and reports whether the phase has.
@@ -502,7 +511,9 @@ func (l *loop) lose(why error) {
 // advance does what the phases up to l.at are for.
 func (l *loop) advance() {
 	if l.at >= draining {
-		l.moved = time.Now()
+		if l.moved = time.Now(); l.until.IsZero() {
+			l.until = l.moved.Add(l.endPatience)
+		}
 		l.in.closeAll()
 		for _, o := range l.outs {
 			if o.src < 0 {

@@ -61,7 +61,7 @@ type Streams struct {
 
 // New makes the streams of a step. It opens nothing.
 func New(cfg Config) *Streams {
-	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
+	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, endPatience: endPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
 	l := s.loop
 	l.in.byID, l.in.ranks = make(map[uint16]*input), make(map[uint16]bool)
 	for local, rank := range cfg.Ranks {

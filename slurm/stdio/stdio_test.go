@@ -627,10 +627,24 @@ func awaitSame(t *testing.T, count func() int64, most int64) {
 	}
 }
 
-// TestSrunStoppedForGood: an srun that takes nothing after the tasks' end is given up.
+// TestSrunStoppedForGood: an srun that takes nothing after the tasks' end is given up, and one
+// that takes a little at a time.
 func TestSrunStoppedForGood(t *testing.T) {
+	for _, tc := range []struct {
+		silent, all time.Duration
+		want        string
+	}{
+		{50 * time.Millisecond, time.Hour, "it has taken nothing for 50ms"},
+		{time.Hour, 60 * time.Millisecond, "it has not taken all within 60ms of the tasks' end"},
+	} {
+		giveUp(t, tc.silent, tc.all, tc.want)
+	}
+}
+
+func giveUp(t *testing.T, silent, all time.Duration, want string) {
+	t.Helper()
 	r := connected(t, config(1))
-	r.loop.patience = 50 * time.Millisecond // the loop reads it only when tasks have ended
+	r.loop.patience, r.loop.endPatience = silent, all // the loop reads them only when tasks have ended
 	if err := r.Streams.Attach(r); err != nil {
 		t.Fatal(err)
 	}
@@ -640,7 +654,7 @@ func TestSrunStoppedForGood(t *testing.T) {
 	}()
 	r.Drain(limit)
 	r.close()
-	if !strings.Contains(r.logged(), "it has taken nothing for 50ms") {
+	if !strings.Contains(r.logged(), want) {
 		t.Errorf("the log has %q", r.logged())
 	}
 }

@@ -17,6 +17,8 @@ const endsDelay = 50 * time.Millisecond
 type Ends struct {
 	tell func(ranks []int, status step.ExitStatus)
 
+	telling sync.Mutex // held while groups are told: all are when the last Tell returns
+
 	mu    sync.Mutex
 	list  []ended     // guarded by mu: not told yet, in the order of their first rank
 	timer *time.Timer // guarded by mu: tells them
@@ -47,8 +49,11 @@ func (e *Ends) Add(rank int, status step.ExitStatus) {
 	e.list = append(e.list, ended{status, []int{rank}})
 }
 
-// Tell reports at once the ends that were collected.
+// Tell reports at once the ends that were collected. When it returns, all that was added
+// before has been told, by the timer too.
 func (e *Ends) Tell() {
+	e.telling.Lock()
+	defer e.telling.Unlock()
 	e.mu.Lock()
 	list := e.list
 	e.list = nil
