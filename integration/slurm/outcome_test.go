@@ -113,7 +113,7 @@ func labelled(label string, text []byte, sorted bool) (lines []string) {
 var (
 	// That a job waits for its turn is slurmctld's concern.
 	waitsForTurn = regexp.MustCompile(`(srun|salloc): (job JOB (queued and waiting for|has been allocated) resources|Pending job allocation JOB|Job JOB step creation temporarily disabled, .*|Step created for .*)$`)
-	racyLines    = regexp.MustCompile(`srun: (Force Terminated StepId=|Job step aborted: Waiting )|salloc: Job allocation JOB has been revoked`)
+	racyLines    = regexp.MustCompile(`srun: (Force Terminated StepId=|Job step aborted(: Waiting .*)?$)|salloc: Job allocation JOB has been revoked`)
 )
 
 // Without systemd Slurm's own step daemon moves itself to the root of the machine's tree,
