@@ -100,7 +100,7 @@ var site = []rule{
 	{"ProctrackType", other("cgroup", "linuxproc", "pgid"), "steps are tracked by cgroups instead"},
 	{"GresTypes", func(v string) bool { return v != "" }, "generic resources are counted by slurmctld and not handed out: no CUDA_VISIBLE_DEVICES and the like, and no device is kept from a task"},
 	{"SlurmdParameters", has("contain_spank"), "plugins are called outside the job's container"},
-	{"UnkillableStepProgram", func(v string) bool { return v != "" }, "the program is not run: a step that cannot be killed is in the log alone"},
+	{"UnkillableStepProgram", func(v string) bool { return v != "" }, "the program is not run: where a step cannot be killed, the log has it, and the node is drained"},
 }
 
 // node are the ones on a line of this node.
