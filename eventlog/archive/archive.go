@@ -146,7 +146,9 @@ func remove(path string) error {
 const slack = 50
 
 // Prune removes the files of ended steps, the oldest first, where there are more than keep.
-func (a Archive) Prune(keep int) error {
+func (a Archive) Prune(keep int) error { return a.prune(keep, lockedMax) }
+
+func (a Archive) prune(keep, locked int) error {
 	ids, err := a.steps()
 	if err != nil || len(ids) <= keep+slack {
 		return err
@@ -163,11 +165,19 @@ func (a Archive) Prune(keep int) error {
 	}
 	slices.SortFunc(logs, func(x, y log) int { return int(min(max(x.written-y.written, -1), 1)) })
 	var errs []error
-	for _, l := range logs[:max(0, len(logs)-keep)] {
-		errs = append(errs, a.removeEnded(l.id))
+	for i, l := range logs[:max(0, len(logs)-keep)] {
+		if i < len(logs)-keep-locked {
+			errs = append(errs, remove(a.path(l.id, recordEnd)), remove(a.path(l.id, eventsEnd)))
+		} else {
+			errs = append(errs, a.removeEnded(l.id))
+		}
 	}
 	return errors.Join(errs...)
 }
+
+// lockedMax is how many steps beyond the limit are kept whose event log is locked. A node has
+// fewer that run; a user can lock the logs of all that have ended, which must not fill the spool.
+const lockedMax = 5000
 
 // removeEnded removes a step's files unless its daemon has its event log.
 func (a Archive) removeEnded(id step.ID) error {

@@ -213,6 +213,26 @@ func TestBadRecords(t *testing.T) {
 }
 
 // The oldest go, running ones and strangers' files excepted.
+// A user who holds the locks of ended steps does not fill the spool.
+func TestPruneLocked(t *testing.T) {
+	a := fresh(t)
+	for i := range uint32(slack + 3) {
+		f := begin(t, a, step.ID{Job: 1, Step: i}) // locked
+		defer f.Close()
+		when := time.Unix(int64(1_000_000+i), 0)
+		if err := os.Chtimes(f.Name(), when, when); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.prune(2, 10); err != nil {
+		t.Fatal(err)
+	}
+	left, err := a.steps()
+	if err != nil || len(left) != 12 || slices.ContainsFunc(left, func(id step.ID) bool { return id.Step < slack+3-12 }) {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
 func TestPrune(t *testing.T) {
 	a := fresh(t)
 	const keep = 5
