@@ -196,3 +196,19 @@ func (s *realSlurm) lines(text string) string {
 	slices.Sort(lines)
 	return strings.Join(lines, " / ")
 }
+
+// TestRootSlurmAPIUnderSlurmd: a plugin that calls Slurm's library gets the controller's answer.
+// The library loads plugins of its own, which need its functions.
+func TestRootSlurmAPIUnderSlurmd(t *testing.T) {
+	s := startSlurm(t, cluster.Site{Release: "22.05", StepDaemon: cluster.Programs + "/slurmstepd"})
+	so := s.Path("slurmapi.so")
+	compile(t, "-fPIC", "-shared", "testdata/plugins/slurmapi.c", "-o", so, "-lslurm", "-Wl,-rpath,"+s.Dir)
+	// The cluster's Debian root has the daemons alone, of the same release.
+	lib, err := os.ReadFile("/usr/lib/x86_64-linux-gnu/libslurm.so.38")
+	must(t, errors.Join(err, os.WriteFile(s.Path("libslurm.so.38"), lib, 0o755)))
+	must(t, os.WriteFile(s.Path("plugstack.conf"), []byte("required "+so+"\n"), 0o644))
+	r := s.run(t, nil, "srun", "-n1", "echo", "ran")
+	if r.code != 0 || r.out != "ran\n" || !strings.Contains(r.err, "slurmctld has 1 node, "+cluster.Node+"\n") {
+		t.Errorf("got %v", r)
+	}
+}

@@ -3,6 +3,7 @@
 #include "stack.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -258,6 +259,24 @@ static void reply_plugins(struct host *h)
 	}
 }
 
+/* Slurm's library loads plugins of its own, which take its functions from the whole program,
+ * as Slurm's daemons have them: from a plugin's own libraries they would not get them. What
+ * this program exports comes before it in any case. */
+static void share_slurm(const struct plugin *p)
+{
+	struct link_map *map = NULL;
+
+	if (dlinfo(p->dl, RTLD_DI_LINKMAP, &map) != 0)
+		return;
+	for (; map != NULL; map = map->l_next) { /* a plugin's libraries come behind it */
+		const char *slash = strrchr(map->l_name, '/');
+		const char *base = slash ? slash + 1 : map->l_name;
+
+		if (strncmp(base, "libslurm.so", 11) == 0 || strncmp(base, "libslurmfull", 12) == 0)
+			(void)dlopen(map->l_name, RTLD_LAZY | RTLD_GLOBAL | RTLD_NOLOAD);
+	}
+}
+
 static void load(struct host *h, struct plugin *p)
 {
 	struct stat st;
@@ -274,6 +293,7 @@ static void load(struct host *h, struct plugin *p)
 	if (p->dl == NULL) {
 		p->error = must(strdup(dlerror()));
 	} else {
+		share_slurm(p);
 		for (uint32_t i = 0; i < HOOK_COUNT; i++) {
 			if (hook_symbols[i] != NULL)
 				*(void **)&p->hooks[i] = dlsym(p->dl, hook_symbols[i]);
