@@ -251,6 +251,7 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 	}
 	if a.launched {
 		a.endOthers(rec)
+		a.d.tellAbort(ctx, rec) // before the last task's end, on which srun ends
 	}
 	a.ends.Tell()
 	close(a.messages)

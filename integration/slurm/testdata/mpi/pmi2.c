@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A client of Slurm's libpmi2: every rank puts a value, fences, and reads its right
- * neighbour's; then a node attribute goes from rank 0 to all. Prints "rank R of N ok".
+ * neighbour's; then a node attribute goes from rank 0 to all. Prints "rank R of N ok". With
+ * an argument rank 1 aborts, and the others wait for it.
  */
 #include <slurm/pmi2.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void check(int rc, const char *what)
 {
@@ -16,12 +18,18 @@ static void check(int rc, const char *what)
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	int spawned, size, rank, appnum, len = 0, found = 0;
 	char job[256], key[64], value[256], want[256];
 
 	check(PMI2_Init(&spawned, &size, &rank, &appnum), "init");
+	if (argc > 1) {
+		if (rank == 1)
+			PMI2_Abort(1, argv[1]);
+		sleep(30);
+		return 0;
+	}
 	check(PMI2_Job_GetId(job, sizeof(job)), "job id");
 	snprintf(key, sizeof(key), "card-%d", rank);
 	snprintf(value, sizeof(value), "rank %d of %d", rank, size);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A client of libpmix without MPI: every rank puts a value, fences with data, and reads
- * its right neighbour's. Prints "rank R of N ok".
+ * its right neighbour's. Prints "rank R of N ok". With an argument rank 1 aborts with that
+ * code, and the others wait for it.
  */
 #include <pmix.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void check(pmix_status_t rc, const char *what)
 {
@@ -16,7 +18,7 @@ static void check(pmix_status_t rc, const char *what)
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	pmix_proc_t me, job, next;
 	pmix_value_t value, *size, *found;
@@ -26,6 +28,12 @@ int main(void)
 	check(PMIx_Init(&me, NULL, 0), "init");
 	PMIX_LOAD_PROCID(&job, me.nspace, PMIX_RANK_WILDCARD);
 	check(PMIx_Get(&job, PMIX_JOB_SIZE, NULL, 0, &size), "get size");
+	if (argc > 1) {
+		if (me.rank == 1)
+			PMIx_Abort(atoi(argv[1]), "on request", NULL, 0);
+		sleep(30);
+		return 0;
+	}
 	value.type = PMIX_UINT32;
 	value.data.uint32 = 100 + me.rank;
 	check(PMIx_Put(PMIX_GLOBAL, "card", &value), "put");
