@@ -103,6 +103,10 @@ slurm-run: export CMD := $(value CMD)
 slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, ARGS=-real, -root, -log)
 	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) $(ARGS) "$$CMD"
 
+.PHONY: slurm-faults
+slurm-faults: all ## kill each process at every phase of a step under slurmd, POINTS= kills (500)
+	POINTS=$(or $(POINTS),500) $(SLURM) -v -run '^TestRootSlurmFaults$$' ./integration/slurm | $(GATE)
+
 .PHONY: faults
 FAULTS ?= 5
 faults: all ## kill each process at every phase of a step, FAULTS times (5)

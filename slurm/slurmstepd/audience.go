@@ -230,9 +230,10 @@ func failedLaunch(id wire.StepID, node string, ranks []int, code uint32) *wire.L
 const srunPatience = 300 * time.Second
 
 // launchFailed reports whether the step counts as one whose tasks have failed although none has
-// begun. Up to 24.05 Slurm's own step daemon has such a job completed.
+// begun. Where a plugin has ended it with a return code, Slurm's own step daemon has such a job
+// completed up to 24.05.
 func (a *audience) launchFailed(rec *step.Record) bool {
-	return !a.launched && (rec.State == step.Failed || rec.State == step.Completed) && a.d.stream.Conf.Release >= wire.V2411
+	return !a.launched && (rec.State == step.Failed || rec.State == step.Completed && a.d.stream.Conf.Release >= wire.V2411)
 }
 
 // finish sends srun the rest, and ends its streams.
