@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -58,6 +59,8 @@ func ofStepDaemon(facts *table) *table {
 			case actor != actors[2] && actor != batchActor && actor != actors[5]:
 			case name == "SLURM_JOB_DERIVED_EC": // whether slurmctld knows it by then
 			case field == "status.ShdPnd": // a signal that is pending for a moment
+			case field == "status.SigIgn":
+				out.set(c, field, withoutSignal32(value))
 			case name == "SLURM_JOB_START_TIME" || name == "SLURM_JOB_END_TIME" || name == "SLURM_JOB_SLUID":
 				out.set(c, field, "set")
 			default:
@@ -69,6 +72,16 @@ func ofStepDaemon(facts *table) *table {
 		}
 	}
 	return out
+}
+
+// withoutSignal32 leaves a signal out of a mask that what make starts has ignored, and what a
+// cluster runs inherits.
+func withoutSignal32(mask string) string {
+	n, err := strconv.ParseUint(mask, 16, 64)
+	if err != nil {
+		return mask
+	}
+	return strconv.FormatUint(n&^(1<<31), 16)
 }
 
 // realSlurm is a private Slurm with the recording plugin.
