@@ -82,14 +82,14 @@ func (h *handler) Signal(sig unix.Signal, to socket.Scope) error {
 
 // end ends the step: its processes are killed where sig is SIGKILL, and else terminated.
 func (h *handler) end(sig unix.Signal) {
+	if sig == unix.SIGKILL {
+		// Before the cancel, whose SIGTERM would come first. What hangs in the launch has no
+		// cgroup yet, and no process that runs for the user.
+		if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.aud.isRunning() {
+			h.log.Error(err)
+		}
+	}
 	if err := h.st.Cancel("a command has sent it " + unix.SignalName(sig)); err != nil {
-		h.log.Error(err)
-	}
-	if sig != unix.SIGKILL {
-		return
-	}
-	// What hangs in the launch has no cgroup yet, and no process that runs for the user.
-	if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.aud.isRunning() {
 		h.log.Error(err)
 	}
 }
