@@ -112,14 +112,18 @@ func (c Client) ask(ctx context.Context, request, reply uint8, body []byte) (*re
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	r, err := exchange(ctx, socket, header(request, 0, body), reply)
-	for again := uint8(1); err != nil && !errors.Is(err, errOther) && again <= retries; again++ {
+	seen := uint8(0) // 1 where munged may have had the request
+	r, err := exchange(ctx, socket, header(request, seen, body), reply)
+	for again := 1; err != nil && !errors.Is(err, errOther) && again <= retries; again++ {
 		select {
 		case <-ctx.Done():
 			again = retries
 		case <-time.After(pause):
+			if op, ok := errors.AsType[*net.OpError](err); !ok || op.Op != "dial" {
+				seen = 1
+			}
 			// What stood in the way before says more than that the time is over.
-			next, failed := exchange(ctx, socket, header(request, again, body), reply)
+			next, failed := exchange(ctx, socket, header(request, seen, body), reply)
 			if late, ok := errors.AsType[net.Error](failed); failed == nil || ctx.Err() == nil && !(ok && late.Timeout()) {
 				r, err = next, failed
 			}
@@ -154,8 +158,9 @@ func printable(text []byte) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// header is a request with its header. again counts the earlier attempts: munged takes a token
-// that it has seen before where the reply may have been lost.
+// header is a request with its header. munged takes a token that it has seen before where again
+// is not 0: the reply to an earlier attempt may have been lost. It is a count, of which munged
+// refuses more than a few, so that it does not grow.
 func header(request, again uint8, body []byte) []byte {
 	head := binary.BigEndian.AppendUint32(nil, magic)
 	head = binary.BigEndian.AppendUint32(append(head, version, request, again), uint32(len(body)))

@@ -110,7 +110,19 @@ func TestRestarted(t *testing.T) {
 		func(b []byte) []byte { again = append(again, b[6]); return decoded()[:20] },
 		func(b []byte) []byte { again = append(again, b[6]); return decoded() },
 	)}
-	if _, err := c.Decode(t.Context(), "MUNGE:x:"); err != nil || !bytes.Equal(again, []byte{0, 1, 2}) {
+	if _, err := c.Decode(t.Context(), "MUNGE:x:"); err != nil || !bytes.Equal(again, []byte{0, 1, 1}) {
+		t.Error(err, again)
+	}
+}
+
+// TestComesBack holds that the first request which reaches munged is no repeated one, also where
+// munged has not listened for a while.
+func TestComesBack(t *testing.T) {
+	again := byte(9)
+	here := serve(t, func(b []byte) []byte { again = b[6]; return decoded() })
+	there := here + ".late"
+	defer time.AfterFunc(3*pause, func() { os.Rename(here, there) }).Stop()
+	if _, err := (Client{there}).Decode(t.Context(), "MUNGE:x:"); err != nil || again != 0 {
 		t.Error(err, again)
 	}
 }
