@@ -111,7 +111,7 @@ func faultTable(round int) (all []fault) {
 }
 
 // few keeps every nth point: what make test has the time for.
-func few(all []fault, n int) (some []fault) {
+func few[T any](all []T, n int) (some []T) {
 	for i := 0; i < len(all); i += n {
 		some = append(some, all[i])
 	}

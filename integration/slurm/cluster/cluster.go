@@ -79,7 +79,7 @@ func Start(ctx context.Context, site Site) (*Cluster, error) {
 		os.RemoveAll(dir)
 		return nil, err
 	}
-	for _, start := range []func(context.Context) error{c.startMunged, c.StartSlurmctld, c.StartSlurmd} {
+	for _, start := range []func(context.Context) error{c.StartMunged, c.StartSlurmctld, c.StartSlurmd} {
 		if err := start(ctx); err != nil {
 			err = fmt.Errorf("%w\n%s", err, c.logs())
 			return nil, errors.Join(err, c.Stop())

@@ -31,7 +31,8 @@ func eventually(ctx context.Context, limit time.Duration, probe func() error) er
 	}
 }
 
-func (c *Cluster) startMunged(ctx context.Context) error {
+// StartMunged starts munged; it returns when it answers.
+func (c *Cluster) StartMunged(ctx context.Context) error {
 	return c.do(ctx, "munged", "--force", "--key-file="+c.Path("munge.key"), "--socket="+c.Path("munge.sock"),
 		"--pid-file="+c.Path("munged.pid"), "--log-file="+c.Path("munged.log"), "--seed-file="+c.Path("munged.seed"))
 }

@@ -1,0 +1,90 @@
+package slurm
+
+import (
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"stepd/internal/testkit"
+)
+
+// hold starts a step of each kind in turns and stops each at another phase.
+func hold(t *testing.T, s *faultSite, victim string, at []moment) (runs []*faultRun) {
+	t.Helper()
+	var starting sync.WaitGroup
+	for i, m := range at {
+		f := &faultRun{fault: fault{victim, m, []kind{srunKind, batchKind}[i%2]}, site: s}
+		f.prepare(t)
+		f.start(t)
+		if m.phase == phaseEnding {
+			f.open(t)
+		}
+		starting.Go(func() { f.job = f.await(t) })
+		runs = append(runs, f)
+	}
+	starting.Wait()
+	return runs
+}
+
+// ends judges steps that no one has killed.
+func ends(t *testing.T, runs []*faultRun) {
+	t.Helper()
+	for _, f := range runs {
+		t.Run(strings.TrimPrefix(f.String(), f.victim+" of "), func(t *testing.T) {
+			f.wait(t)
+			f.judge(t)
+			eventually(t, endsIn, func() error { return left(f.site.Cluster, f.site.space, f.job) })
+		})
+	}
+}
+
+// TestRootSlurmdKilled kills slurmd while steps stand at each phase: each of them runs on, and
+// ends as it would have, some before slurmd is back and some after it.
+func TestRootSlurmdKilled(t *testing.T) {
+	testkit.RequireRoot(t)
+	t.Parallel()
+	s := startFaultSite(t)
+	runs := hold(t, s, "slurmd", few(moments(), 2))
+	if t.Failed() {
+		return
+	}
+	must(t, s.End(t.Context(), "slurmd", syscall.SIGKILL))
+	for i, f := range runs {
+		if f.killed = time.Now(); i%4 < 2 {
+			f.release()
+			f.open(t)
+		}
+	}
+	// Slurm's own may end by SIGPIPE while it starts, with steps that report meanwhile.
+	eventually(t, faultWait, func() error { return s.StartSlurmd(t.Context()) })
+	for _, f := range runs {
+		f.release()
+		f.open(t)
+	}
+	ends(t, runs)
+	eventually(t, faultWait, func() error { return s.idle(t) })
+}
+
+// TestRootMungedDown has munged restarted while steps stand at each phase: what they have to
+// report comes late, and nothing is lost.
+func TestRootMungedDown(t *testing.T) {
+	testkit.RequireRoot(t)
+	t.Parallel()
+	s := startFaultSite(t)
+	runs := hold(t, s, "munged", few(moments(), 3))
+	if t.Failed() {
+		return
+	}
+	must(t, s.End(t.Context(), "munged", syscall.SIGTERM))
+	for _, f := range runs {
+		f.killed = time.Now()
+		f.release()
+		f.open(t)
+	}
+	time.Sleep(time.Second) // as long as a restart takes
+	must(t, s.StartMunged(t.Context()))
+	ends(t, runs)
+	eventually(t, faultWait, func() error { return s.idle(t) })
+}
