@@ -82,7 +82,7 @@ var importRules = map[string]struct {
 	"stepd/eventlog/archive":   {[]string{"stepd/eventlog", "stepd/internal/linux", "stepd/internal/quickjson", "stepd/step"}, "what slurmstepd leaves for stepctl: files, and no daemon's"},
 	"stepd/explain":            {[]string{"stepd/step", "stepd/internal/printable", "stepd/eventlog"}, "what records and events mean: what only stepctl pays for"},
 	"stepd/cmd/noded":          {[]string{"stepd/..."}, "wires"},
-	"stepd/stepd/report":       {[]string{"stepd/eventlog", "stepd/step"}, "what a step's daemon reports with, whatever serves the step"},
+	"stepd/stepd/report":       {[]string{"stepd/eventlog", "stepd/step", "stepd/step/launch"}, "what a step's daemon reports with, whatever serves the step"},
 	"stepd/stepd":              {[]string{"stepd/stepd/report", "stepd/stepd/wire", "stepd/step", "stepd/internal/quickjson", "stepd/task", "stepd/spank/jobscript", "stepd/mpi/spawn", "stepd/stepio/live", "stepd/stepio/relay", "stepd/api/stepapi", "stepd/internal/build", "stepd/internal/linux", "stepd/eventlog", "stepd/step/launch"}, "serves a step to noded and its clients, and stays small: a step pays for every package"},
 	"stepd/stepd/wire":         {[]string{"stepd/acct", "stepd/step", "stepd/task", "stepd/task/affinity", "stepd/task/cgroup", "stepd/task/oom", "stepd/spank", "stepd/proctrack", "stepd/mpi", "stepd/internal/linux", "stepd/step/launch"}, "wires a step, whatever serves it: it knows no socket of noded's"},
 	"stepd/cmd/stepd":          {[]string{"stepd/stepd"}, "wires"},

@@ -155,20 +155,7 @@ func (a *audience) Progress(rec step.Record) {
 	a.Flush()
 }
 
-func (a *audience) Log(level launch.LogLevel, text string) { logAt(a.log, level, text) }
-
-func logAt(log *logrus.Entry, level launch.LogLevel, text string) {
-	switch level {
-	case launch.LogError, launch.LogSpank:
-		log.Error(text)
-	case launch.LogWarning:
-		log.Warn(text)
-	case launch.LogInfo:
-		log.Info(text)
-	default:
-		log.Debug(text)
-	}
-}
+func (a *audience) Log(level launch.LogLevel, text string) { report.Log(a.log, level, text) }
 
 // close writes what is left of the event log and of a batch job's output.
 func (a *audience) close() {

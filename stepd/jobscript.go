@@ -12,6 +12,7 @@ import (
 	"stepd/spank/jobscript"
 	"stepd/step"
 	"stepd/step/launch"
+	"stepd/stepd/report"
 )
 
 // jobScript is `stepd spank prolog|epilog`, run by noded: the job_script
@@ -40,7 +41,7 @@ func jobScript(log *logrus.Logger, args []string) int {
 	}
 	done, err := jobscript.Run(jobscript.Config{
 		Hook: hook, Job: &job.Job, State: job.State, Env: env, JobControl: job.JobControl,
-		Log: func(level launch.LogLevel, text string) { logAt(entry, level, text) },
+		Log: func(level launch.LogLevel, text string) { report.Log(entry, level, text) },
 	})
 	res := stepapi.JobScriptResult{Schema: step.Schema, Hooks: done.Hooks, Crashes: done.Crashes}
 	if err != nil {

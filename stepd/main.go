@@ -12,9 +12,7 @@ import (
 	"math"
 	"net"
 	"os"
-	"os/signal"
 	"runtime"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -28,6 +26,7 @@ import (
 	"stepd/mpi/spawn"
 	"stepd/step"
 	"stepd/step/launch"
+	"stepd/stepd/report"
 	"stepd/stepd/wire"
 	"stepd/stepio/live"
 	"stepd/stepio/relay"
@@ -190,7 +189,7 @@ func hearDebug(log *logrus.Logger, c step.SpankConf) {
 
 // lead runs the step, and tells noded what became of it.
 func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.UnixListener) error {
-	ctx, stop := untilSignalled()
+	ctx, stop := report.UntilSignalled("stepd")
 	defer stop()
 	rec := h.Run(ctx)
 	h.aud.close()
@@ -202,25 +201,6 @@ func lead(spec *step.Spec, h handler, server *stepapi.Server, listener *net.Unix
 	listener.Close()
 	server.Wait()
 	return errors.Join(err, h.EndHelpers(ctx))
-}
-
-// untilSignalled ends with the first signal that ends stepd: the host's going down,
-// with an administrator's stopping of the scope, is the usual reason for one.
-func untilSignalled() (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1) // the first one counts
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
-	go func() {
-		select {
-		case got := <-signals:
-			cancel(fmt.Errorf("stepd got %s: the host goes down, or stepd was stopped", unix.SignalName(got.(syscall.Signal))))
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-	}
 }
 
 // readHanded reads the memfd that noded has sealed.

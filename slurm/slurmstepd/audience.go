@@ -195,7 +195,7 @@ func (a *audience) State(rec step.Record) {
 }
 
 func (a *audience) Progress(step.Record)               {}
-func (a *audience) Log(l launch.LogLevel, text string) { logAt(a.d.log, l, text) }
+func (a *audience) Log(l launch.LogLevel, text string) { report.Log(a.d.log, l, text) }
 
 // settle says that what waits for the tasks need not wait any more.
 func (a *audience) settle() { a.once.Do(func() { close(a.running) }) }

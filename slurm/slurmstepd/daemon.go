@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -32,6 +30,7 @@ import (
 	"stepd/slurmconf"
 	"stepd/step"
 	"stepd/step/launch"
+	"stepd/stepd/report"
 	stepwire "stepd/stepd/wire"
 	"stepd/task"
 )
@@ -206,7 +205,7 @@ func (d *daemon) run() int {
 	if err := d.caller.detach(); err != nil {
 		d.log.Error(err)
 	}
-	ctx, stop := untilSignalled()
+	ctx, stop := report.UntilSignalled("slurmstepd")
 	defer stop()
 	// What ends the step, a SIGTERM to this program as well, is reported in any case.
 	report := context.WithoutCancel(ctx)
@@ -309,24 +308,6 @@ func (d *daemon) cleanSwept(id step.ID) error {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}
 	return err
-}
-
-// untilSignalled ends with the first signal that ends this program.
-func untilSignalled() (ctx context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1) // the first one counts
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
-	go func() {
-		select {
-		case got := <-signals:
-			cancel(fmt.Errorf("slurmstepd got %s: the host goes down, or slurmstepd was stopped", unix.SignalName(got.(syscall.Signal))))
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		cancel(nil)
-	}
 }
 
 // noOutput: no client watches the tasks.

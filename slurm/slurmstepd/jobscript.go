@@ -14,6 +14,7 @@ import (
 	"stepd/slurmconf"
 	"stepd/spank/jobscript"
 	"stepd/step/launch"
+	"stepd/stepd/report"
 )
 
 // jobScript is `slurmstepd spank prolog|epilog`, which slurmd runs before a job's prolog and
@@ -33,7 +34,7 @@ func jobScript(arg string) int {
 		return 1
 	}
 	log, _ := openLog(conf.LogFile, "spank-"+arg, conf.Debug)
-	if err := callHooks(conf, hook, func(level launch.LogLevel, text string) { logAt(log, level, text) }); err != nil {
+	if err := callHooks(conf, hook, func(level launch.LogLevel, text string) { report.Log(log, level, text) }); err != nil {
 		log.Error(err)
 		return 1
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"stepd/slurmconf"
-	"stepd/step/launch"
 )
 
 // logLine writes lines as Slurm's daemons do: time, step, level, text.
@@ -76,17 +75,4 @@ func openLog(path, step string, level uint32) (*logrus.Logger, *os.File) {
 	}
 	log.SetOutput(f)
 	return log, f
-}
-
-func logAt(log *logrus.Logger, level launch.LogLevel, text string) {
-	switch level {
-	case launch.LogError, launch.LogSpank:
-		log.Error(text)
-	case launch.LogWarning:
-		log.Warn(text)
-	case launch.LogInfo:
-		log.Info(text)
-	default:
-		log.Debug(text)
-	}
 }

@@ -130,7 +130,7 @@ func TestAnswerOnce(t *testing.T) {
 	acked.Write(make([]byte, 4))
 	c := newCaller(ack, w)
 	if !c.claim() {
-		t.Fatal("the answer is nobody's")
+		t.Fatal("the answer has no owner")
 	}
 	if err := c.accept(); err != nil {
 		t.Fatal(err)
@@ -145,7 +145,7 @@ func TestAnswerOnce(t *testing.T) {
 }
 
 // A slurmd that has died before the answer does not take the step with it.
-func TestAnswerNobody(t *testing.T) {
+func TestAnswerUnread(t *testing.T) {
 	cmd := self(t, "accept")
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -681,7 +681,7 @@ func TestSrunKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.Say("to nobody")
+	r.Say("to no reader")
 	r.tasksEnd()
 	if held := r.finish(); held != nil {
 		t.Errorf("Drain = %v", held)
