@@ -100,8 +100,8 @@ slurm-matrix: all ## every such check on every release, and a table of the resul
 	$(GATE) < $(BUILD)/slurm-matrix.json; status=$$?; integration/slurm/matrix.sh $(BUILD)/slurm-matrix.json; exit $$status
 
 slurm-run: export CMD := $(value CMD)
-slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, ARGS=-real, -root, -log)
-	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) $(ARGS) "$$CMD"
+slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, SITE=affinity, ARGS=-real, -root, -log)
+	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) -site '$(SITE)' $(ARGS) "$$CMD"
 
 .PHONY: slurm-faults
 slurm-faults: all ## kill each process at every phase of a step under slurmd, POINTS= kills (500)

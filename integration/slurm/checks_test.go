@@ -9,13 +9,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"stepd/integration/slurm/cluster"
 )
 
 // A check is a script of testdata/checks.txt, whose head explains the flags.
 type check struct {
 	id     string
 	script string
-	site   string // a key of sites
+	site   string // a key of cluster.Sites
 	limit  time.Duration
 	drop   string // an expression for lines that are not compared
 
@@ -64,7 +66,7 @@ func parseHead(words []string) (check, error) {
 		name, value, _ := strings.Cut(word, "=")
 		switch name {
 		case "site":
-			if _, ok := sites[value]; !ok {
+			if _, ok := cluster.Sites[value]; !ok {
 				return c, fmt.Errorf("%s: no such site %q", c.id, value)
 			}
 			c.site = value
@@ -134,6 +136,11 @@ func TestChecks(t *testing.T) {
 		}
 		if c.later {
 			later++
+		}
+	}
+	for name := range cluster.Sites {
+		if !slices.ContainsFunc(checks, func(c check) bool { return c.site == name }) {
+			t.Errorf("no check runs in the cluster of site %q", name)
 		}
 	}
 	if later < 15 || own < 25 {

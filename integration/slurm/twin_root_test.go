@@ -17,31 +17,6 @@ import (
 	"stepd/internal/testkit"
 )
 
-// sites are the clusters that checks run in. The first, "", is what a site has that has set
-// nothing.
-var sites = map[string]cluster.Site{
-	"":     {},
-	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
-	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
-	"affinity": {
-		Conf: "TaskPlugin=task/affinity\nNodeName=" + cluster.Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
-			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\n",
-		Files: map[string]string{
-			"task_prolog": "#!/bin/sh\necho print SITE_SAYS\necho export SITE_SAYS=hello\necho unset UNSET\n",
-			"prolog":      "#!/bin/sh\n[ ! -e DIR/prolog.fails ] && echo prolog.$SLURM_JOB_USER >> DIR/hooks.log\n",
-			"epilog":      "#!/bin/sh\necho epilog.$SLURM_JOB_USER >> DIR/hooks.log\n",
-		},
-	},
-}
-
-// guestSite is the one of the guest, where slurmd's own plugins limit the tasks by cgroup v2.
-var guestSite = cluster.Site{
-	OwnCgroups: true,
-	Conf: "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup,task/affinity\nSelectTypeParameters=CR_Core_Memory\nDefMemPerNode=200\n" +
-		"NodeName=" + cluster.Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1500 State=UNKNOWN\n",
-	Cgroup: "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainCores=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n",
-}
-
 // workers is how many checks a cluster runs at once: most of them wait.
 const workers = 6
 
@@ -237,9 +212,9 @@ func compareAll(t *testing.T, release string, wanted func(check) bool) {
 	var wg sync.WaitGroup
 	errs := make(chan error, len(bySite))
 	for name, checks := range bySite {
-		site := sites[name]
+		site := cluster.Sites[name]
 		if testkit.InGuest() {
-			site = guestSite
+			site = cluster.GuestSite
 		}
 		for _, c := range checks {
 			site.Users = append(site.Users, c.user())

@@ -4,6 +4,7 @@
 //	go run ./integration/slurm/run -release 24.11 'srun -n2 hostname'          our step daemon
 //	go run ./integration/slurm/run -real 'srun -n2 hostname'                   Slurm's own
 //	go run ./integration/slurm/run -conf FILE -root 'scontrol show config'     lines of slurm.conf, as root
+//	go run ./integration/slurm/run -site affinity 'srun --cpu-bind=v true'     configured as the checks of that site
 //
 // The command runs as a user alice in a folder of its own; $DIR has the daemons' logs, which
 // -log prints afterwards.
@@ -36,11 +37,16 @@ func run() (int, error) {
 	cache := flag.String("cache", "/var/cache/stepd-slurm", "where the releases lie")
 	bin := flag.String("bin", "bin", "the folder of the built programs")
 	real := flag.Bool("real", false, "with Slurm's own step daemon")
+	name := flag.String("site", "", "the configuration: one of cluster.Sites")
 	conf := flag.String("conf", "", "a file with lines of slurm.conf")
 	asRoot := flag.Bool("root", false, "run the command as root")
 	logs := flag.Bool("log", false, "print slurmd's log afterwards")
 	flag.Parse()
-	site := cluster.Site{Release: *release, Cache: *cache, Users: []string{"alice"}}
+	site, ok := cluster.Sites[*name]
+	if !ok {
+		return 0, fmt.Errorf("no such site %q: cluster/sites.go has all", *name)
+	}
+	site.Release, site.Cache, site.Users = *release, *cache, []string{"alice"}
 	if !*real {
 		dir, err := filepath.Abs(*bin)
 		if err != nil {
@@ -53,7 +59,7 @@ func run() (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		site.Conf = string(text)
+		site.Conf += string(text)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

@@ -1,0 +1,27 @@
+package cluster
+
+// Sites are the configurations that checks run in, by the names that testdata/checks.txt
+// gives them. The first, "", is what a site has that has set nothing. A cluster of each is
+// started where a check of the run wants it, for all of the run's checks.
+var Sites = map[string]Site{
+	"":     {},
+	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
+	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
+	"affinity": {
+		Conf: "TaskPlugin=task/affinity\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
+			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\n",
+		Files: map[string]string{
+			"task_prolog": "#!/bin/sh\necho print SITE_SAYS\necho export SITE_SAYS=hello\necho unset UNSET\n",
+			"prolog":      "#!/bin/sh\n[ ! -e DIR/prolog.fails ] && echo prolog.$SLURM_JOB_USER >> DIR/hooks.log\n",
+			"epilog":      "#!/bin/sh\necho epilog.$SLURM_JOB_USER >> DIR/hooks.log\n",
+		},
+	},
+}
+
+// GuestSite is the one of the guest, where slurmd's own plugins limit the tasks by cgroup v2.
+var GuestSite = Site{
+	OwnCgroups: true,
+	Conf: "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup,task/affinity\nSelectTypeParameters=CR_Core_Memory\nDefMemPerNode=200\n" +
+		"NodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1500 State=UNKNOWN\n",
+	Cgroup: "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainCores=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n",
+}
