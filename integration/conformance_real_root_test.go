@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,8 +26,13 @@ import (
 func TestRootConformanceUnderSlurmd(t *testing.T) {
 	for _, release := range cluster.Releases() {
 		t.Run(release, func(t *testing.T) {
-			twins := startTwins(t, release)
 			r := newReportWith(t, release, "testdata/differences-slurmd.tsv")
+			t.Cleanup(func() { // after the logs, which are long
+				if t.Failed() {
+					t.Logf("facts that differ:\n%s", strings.Join(regexp.MustCompile("(?m)^DIFFERS.*").FindAllString(r.rows.String(), -1), "\n"))
+				}
+			})
+			twins := startTwins(t, release)
 			for _, tr := range traces {
 				var facts [2]*table
 				var wg sync.WaitGroup
