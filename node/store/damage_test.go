@@ -288,3 +288,16 @@ func FuzzLine(f *testing.F) {
 		}
 	})
 }
+
+// TestEmptyJournal: a power failure may leave a journal's name without content.
+func TestEmptyJournal(t *testing.T) {
+	r := newRig()
+	journalOf(t, r, 9)
+	next := r.rebooted()
+	next.run.set(volatileName, nil)
+	s := next.mustOpen(t)
+	if lost := missing(t, s, 9); len(lost) != 0 {
+		t.Errorf("batches %v are missing", lost)
+	}
+	noDamage(t, s)
+}

@@ -121,7 +121,7 @@ func readAll(f file) ([]byte, error) {
 		return nil, err
 	}
 	content := make([]byte, size)
-	_, err = f.ReadAt(content, 0)
+	_, err = io.ReadFull(io.NewSectionReader(f, 0, size), content) // of an empty one nothing is read
 	return content, err
 }
 
