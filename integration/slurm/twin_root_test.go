@@ -201,6 +201,9 @@ func compareAll(t *testing.T, release string, wanted func(check) bool) {
 	only := strings.Fields(strings.ReplaceAll(os.Getenv("CHECKS"), ",", " "))
 	bySite := map[string][]check{}
 	for _, c := range readChecks(t) {
+		if cluster.Sites[c.site].Accounting && release != cluster.AccountingRelease {
+			continue
+		}
 		if slices.Contains(only, c.id) || len(only) == 0 && wanted(c) {
 			bySite[c.site] = append(bySite[c.site], c)
 		}

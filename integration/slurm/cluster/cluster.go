@@ -41,6 +41,9 @@ type Site struct {
 	Cgroup     string            // cgroup.conf
 	Files      map[string]string // other files of the cluster's folder: plugstack.conf
 	Users      []string          // accounts with homes below Dir/work, user ids from 7001 on
+	// Accounting has slurmctld keep accounts in a slurmdbd with a database, so that sacct works: of
+	// AccountingRelease alone.
+	Accounting bool
 	// OwnCgroups gives the cluster a tree of cgroups of its own, which its processes see as the
 	// whole machine's. The machine has cgroup v2 alone.
 	OwnCgroups bool
@@ -79,7 +82,7 @@ func Start(ctx context.Context, site Site) (*Cluster, error) {
 		os.RemoveAll(dir)
 		return nil, err
 	}
-	for _, start := range []func(context.Context) error{c.StartMunged, c.StartSlurmctld, c.StartSlurmd} {
+	for _, start := range []func(context.Context) error{c.StartMunged, c.startAccounting, c.StartSlurmctld, c.StartSlurmd} {
 		if err := start(ctx); err != nil {
 			err = fmt.Errorf("%w\n%s", err, c.logs())
 			return nil, errors.Join(err, c.Stop())
@@ -210,7 +213,7 @@ func (c *Cluster) do(ctx context.Context, name string, args ...string) error {
 // logs returns the end of each daemon's log.
 func (c *Cluster) logs() string {
 	var all strings.Builder
-	for _, name := range []string{"munged.log", "slurmctld.log", "slurmd.log"} {
+	for _, name := range []string{"munged.log", "slurmdbd.log", "slurmctld.log", "slurmd.log"} {
 		data, err := os.ReadFile(c.Path(name))
 		if err == nil {
 			fmt.Fprintf(&all, "%s: %s\n", name, data[max(0, len(data)-2000):])

@@ -69,6 +69,9 @@ func (c *Cluster) write(site Site, root string) error {
 			conf = append(append(conf, line...), '\n')
 		}
 	}
+	if site.Accounting {
+		conf = fmt.Appendf(conf, accountingConf, Node, c.Dir)
+	}
 	cgroup := site.Cgroup
 	if cgroup == "" && site.Release != "22.05" {
 		cgroup = "CgroupPlugin=disabled\n" // these releases know no tree of both versions

@@ -26,7 +26,7 @@ type release struct {
 var common = []string{"slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "xxd"}
 
 var releases = []release{
-	{name: "22.05", suite: "bookworm", packages: []string{"libpmi2-0", "libpmix-dev"}},
+	{name: "22.05", suite: "bookworm", packages: []string{"libpmi2-0", "libpmix-dev", "slurmdbd", "mariadb-server-core", "mariadb-client-core"}},
 	{name: "24.11", suite: "trixie", packages: []string{"libpmi2-0t64", "libpmix-dev"}},
 	{name: "26.05", suite: "forky", packages: []string{"libpmi2-0t64", "libpmix-dev"}},
 }

@@ -7,6 +7,10 @@ var Sites = map[string]Site{
 	"":     {},
 	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
 	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
+	"sacct": {
+		Conf:       "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n",
+		Accounting: true,
+	},
 	"affinity": {
 		Conf: "TaskPlugin=task/affinity\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
 			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\n",
