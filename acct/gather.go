@@ -18,6 +18,9 @@ type Config struct {
 	Confine   step.Confinement
 	// Ranks are the ranks of this node's tasks, by local id.
 	Ranks []int
+	// Whole has the first task count for all that is in the step: of the extern step, whose
+	// processes are none of that task's.
+	Whole bool
 	// MemoryBytes is the step's limit for OverMemoryKill, 0 without one.
 	MemoryBytes uint64
 	// PIDs lists the processes of the tasks; the SPANK host may be among them.
@@ -180,6 +183,14 @@ func (g *Gatherer) OrphanEnded(pid int, u *launch.Usage) {
 func (g *Gatherer) taskOf(pid int) int {
 	if o, ok := g.procs[pid]; ok {
 		return o.task
+	}
+	return g.noTask()
+}
+
+// noTask is the local id of what is no task's: -1.
+func (g *Gatherer) noTask() int {
+	if g.cfg.Whole {
+		return 0
 	}
 	return -1
 }

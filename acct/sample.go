@@ -310,7 +310,7 @@ func (p *pass) after(s *seen) bool {
 
 // ownerOf finds whose the i-th process is, and keeps it.
 func (g *Gatherer) ownerOf(p *pass, i int) int {
-	task := -1
+	task := g.noTask()
 	var path []int
 	for range len(p.procs) { // no process is its own ancestor; a bound all the same
 		s := &p.procs[i]

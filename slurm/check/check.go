@@ -85,7 +85,6 @@ var site = []rule{
 	{"CpuFreqDef", func(v string) bool { return v != "" }, "CPU frequencies are left as they are"},
 	{"CpuFreqGovernors", func(v string) bool { return v != "" }, "CPU frequencies are left as they are: --cpu-freq has no effect"},
 	{"UsePAM", yes, "no PAM session is opened for a step: limits and keyrings of pam.d/slurm are missing"},
-	{"PrologFlags", has("Contain"), "ssh sessions do not join the job: pam_slurm_adopt finds no step that adopts"},
 	{"PrologFlags", has("X11"), "X11 is not forwarded: srun --x11 has no display"},
 	{"PrologFlags", has("RunInJob"), "Prolog and Epilog, which the extern step is to run, do not run"},
 	{"JobContainerType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},

@@ -34,12 +34,12 @@ func TestSite(t *testing.T) {
 	}{
 		{"nothing", log, nil},
 		{"what is done", log + "ClusterName=c\nAuthType=auth/munge\nProctrackType=proctrack/cgroup\nTaskPlugin=task/affinity,task/cgroup\n" +
-			"SwitchType=switch/none\nJobAcctGatherType=jobacct_gather/cgroup\nMpiDefault=pmix_v4\nPrologFlags=Alloc\nUsePAM=0\nHashPlugin=hash/k12\n" +
+			"SwitchType=switch/none\nJobAcctGatherType=jobacct_gather/cgroup\nMpiDefault=pmix_v4\nPrologFlags=Alloc,Contain\nUsePAM=0\nHashPlugin=hash/k12\n" +
 			"JobContainerType=job_container/none\nLaunchParameters=send_gids\nTLSType=tls/none\nSlurmdUser=root\n", nil},
 		{"no log", "ClusterName=c\n", []string{"slurm.conf: SlurmdLogFile"}},
 		{"measuring", log + "AcctGatherEnergyType=acct_gather_energy/rapl\nAcctGatherProfileType=acct_gather_profile/hdf5\nAcctGatherFilesystemType=acct_gather_filesystem/lustre\n",
 			[]string{"slurm.conf:2: AcctGatherEnergyType=acct_gather_energy/rapl: energy", "slurm.conf:3: ", "slurm.conf:4: "}},
-		{"flags in a list", log + "PrologFlags=Alloc,X11,contain\n", []string{"slurm.conf:2: PrologFlags", "slurm.conf:2: PrologFlags"}},
+		{"flags in a list", log + "PrologFlags=Alloc,X11,RunInJob\n", []string{"slurm.conf:2: PrologFlags", "slurm.conf:2: PrologFlags"}},
 		{"a word with a value", log + "SlurmctldParameters=idle_on_node_suspend,enable_stepmgr\nLaunchParameters=use_interactive_step,enable_nss_slurm\n",
 			[]string{"slurm.conf:2: ", "slurm.conf:3: ", "slurm.conf:3: "}},
 		{"case", log + "usepam=YES\nswitchtype=Switch/HPE_Slingshot\n", []string{"slurm.conf:2: usepam=YES: no PAM", "slurm.conf:3: "}},

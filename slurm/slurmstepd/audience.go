@@ -32,7 +32,7 @@ type audience struct {
 	sent      chan struct{}           // closed when all are sent
 	giveUp    context.CancelCauseFunc // ends the sending; set by connect
 	noStreams atomic.Bool             // the tasks could not get their streams
-	launched  bool                    // srun knows that the tasks run; only Run's goroutine uses it
+	launched  bool                    // srun knows that the tasks run; only Run's goroutine uses it, till running is closed
 	exited    map[int]bool            // ranks whose ends are told, or will be; as launched
 	// running is closed when the tasks run, or will not.
 	running  chan struct{}

@@ -19,6 +19,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/internal/lookup"
 	"stepd/slurm/check"
+	"stepd/slurm/extern"
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
 	"stepd/slurm/place"
@@ -52,6 +53,7 @@ type daemon struct {
 	aud     *audience
 	st      *task.Step
 	socket  *socket.Server
+	extern  *extern.Step // nil but for the extern step
 	verdict verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
@@ -105,6 +107,9 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 		if err := writeScript(s.Conf, s.Batch, &d.spec.User); err != nil {
 			return nil, err
 		}
+	}
+	if d.spec.ID.Step == step.ExternStep {
+		d.extern = extern.New(extern.Config{Cgroups: d.cgroups(), Log: func(line string) { d.log.Info(line) }})
 	}
 	d.files = labelFiles(d.spec)
 	if d.plan, err = task.MakePlan(d.spec); err != nil {
@@ -200,11 +205,35 @@ func (d *daemon) id() wire.StepID {
 	return id
 }
 
-// run runs the step, whose start slurmd knows of, to its end.
-func (d *daemon) run() int {
-	if err := d.caller.detach(); err != nil {
+// answer tells slurmd that there is a step, and gives up its pipes. A slurmd that has died
+// finds the step by its socket when it starts again.
+func (d *daemon) answer() {
+	if err := errors.Join(d.caller.accept(), d.caller.detach()); err != nil {
 		d.log.Error(err)
 	}
+}
+
+// answerRunning answers for an extern step: slurmd starts the job's other steps when it has the
+// answer, and they count on this one. A plugin that takes its time does not hold slurmd for ever.
+func (d *daemon) answerRunning() {
+	select {
+	case <-d.aud.running:
+		if !d.aud.launched && d.stream.Conf.Release >= wire.V2411 { // measured: 22.05 goes on without
+			if err := errors.Join(d.caller.send(pluginFailed), d.caller.detach()); err != nil {
+				d.log.Error(err)
+			}
+			return
+		}
+	case <-time.After(answerWithin):
+	}
+	d.answer()
+}
+
+// pluginFailed is Slurm's ESLURM_PLUGIN_INVALID, by which slurmd fails the prolog of the job.
+const pluginFailed = 1011
+
+// run runs the step, whose start slurmd knows of, to its end.
+func (d *daemon) run() int {
 	ctx, stop := report.UntilSignalled("slurmstepd")
 	defer stop()
 	// What ends the step, a SIGTERM to this program as well, is reported in any case.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,9 @@ func (d *daemon) socketConfig() socket.Config {
 	}
 	if id.HetComp != wire.NoVal {
 		cfg.Het = &id.HetComp
+	}
+	if d.extern != nil { // a nil one in an interface is not nil
+		cfg.Extern = d.extern
 	}
 	return cfg
 }
@@ -137,6 +141,9 @@ func (h *handler) Tasks() []socket.Task {
 		if t.PID != nil {
 			list[i].PID = *t.PID
 		}
+		if h.extern != nil { // its one process is no task
+			list[i].PID = -1
+		}
 	}
 	return list
 }
@@ -145,6 +152,10 @@ func (h *handler) PIDs() []int {
 	pids, err := h.st.PIDs()
 	if err != nil {
 		h.log.Error(err)
+	}
+	if rec := h.st.Record(); h.extern != nil && h.stream.Conf.Release >= wire.V2511 && len(rec.Tasks) > 0 && rec.Tasks[0].PID != nil {
+		idle := *rec.Tasks[0].PID // Slurm has none any more
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == idle })
 	}
 	return pids
 }

@@ -21,6 +21,7 @@ import (
 	"stepd/internal/build"
 	"stepd/internal/linux"
 	"stepd/slurm/wire"
+	"stepd/step"
 )
 
 // answerWithin is how long slurmd waits for the answer: a thread of its own hangs while it
@@ -67,10 +68,16 @@ func runStep() int {
 		select {} // too late: slurmd knows of no step, and the timer ends this program
 	}
 	d.mark(markAnswered)
-	if err := caller.accept(); err != nil {
-		d.log.Error(err) // slurmd has died: its next start finds the step by its socket
+	answered := make(chan struct{})
+	if d.spec.ID.Step == step.ExternStep {
+		go func() { d.answerRunning(); close(answered) }()
+	} else {
+		d.answer()
+		close(answered)
 	}
-	return d.run()
+	code := d.run()
+	<-answered
+	return code
 }
 
 // prepare is all that comes before slurmd's answer.

@@ -75,14 +75,18 @@ func (d *daemon) will() (*will, error) {
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
 		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path()},
-		Cgroups: proctrack.StepCgroups{Dir: d.spec.Proctrack.Dir, Tasks: d.spec.Proctrack.Tasks, V1: d.spec.Confine.V1},
-		Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
+		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
 	}
 	if w.Batch {
 		script := spec.ScriptPath(conf.Spool, d.stream.Batch.Job)
 		w.Remove = append(w.Remove, script, filepath.Dir(script))
 	}
 	return w, nil
+}
+
+// cgroups are the step's, the zero value without any.
+func (d *daemon) cgroups() proctrack.StepCgroups {
+	return proctrack.StepCgroups{Dir: d.spec.Proctrack.Dir, Tasks: d.spec.Proctrack.Tasks, V1: d.spec.Confine.V1}
 }
 
 // peers are the daemon's peers.

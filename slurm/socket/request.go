@@ -44,7 +44,7 @@ const (
 // request is what a client asks for. Which fields count depends on the code.
 type request struct {
 	code   code
-	pid    int32  // of reqHasPID
+	pid    int32  // of reqHasPID and reqAddPID
 	signal int32  // of reqSignal, as are flags
 	flags  uint32 // which processes
 	text   string // of reqNotify, and the reason of reqSignal
@@ -78,7 +78,7 @@ func readRequest(v wire.Release, in io.Reader) (request, error) {
 	q := request{code: code(binary.NativeEndian.Uint32(word[:]))}
 	switch q.code {
 	case reqState, reqDaemonPID, reqTerminate, reqTaskInfo, reqPIDs, reqStat, reqMemLimits, reqUID, reqNodeID:
-	case reqAttach, reqCompletion, reqAddPID, reqX11, reqPasswd, reqGroup, reqNamespace, reqHost:
+	case reqAttach, reqCompletion, reqX11, reqPasswd, reqGroup, reqNamespace, reqHost:
 	case reqSLUID:
 		if v < wire.V2511 {
 			return q, errUnknown
@@ -86,7 +86,7 @@ func readRequest(v wire.Release, in io.Reader) (request, error) {
 	case reqSignal:
 		q.signal, q.flags, q.text = r.int(), uint32(r.int()), r.text()
 		r.int() // who has asked slurmctld: not the peer's to say
-	case reqHasPID:
+	case reqHasPID, reqAddPID:
 		q.pid = r.int()
 	case reqSuspend, reqResume:
 		if v < wire.V2405 {

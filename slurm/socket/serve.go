@@ -125,6 +125,9 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 	case reqSignal, reqTerminate, reqSuspend, reqResume, reqReconfigure:
 		rc, errno := result(s.act(uid, q))
 		err = reply(c, rc, errno)
+	case reqAddPID:
+		rc, _ := result(s.act(uid, q))
+		err = reply(c, rc)
 	case reqNotify:
 		_, errno := result(s.act(uid, q))
 		err = reply(c, errno)
@@ -144,8 +147,6 @@ func (s *Server) cannot(c *net.UnixConn, q code) {
 		err = reply(c, int32(-1), int32(errNotSupported))
 	case reqAttach:
 		err = reply(c, int32(errNotSupported))
-	case reqAddPID:
-		err = reply(c, int32(-1))
 	case reqX11:
 		err = reply(c, int32(0), int32(0))
 	default:
@@ -209,7 +210,8 @@ func (s *Server) usage() []byte {
 // act does what a user has asked for, if that user may.
 func (s *Server) act(uid uint32, q request) error {
 	may := s.owns(uid)
-	if q.code == reqSuspend || q.code == reqResume || q.code == reqReconfigure {
+	switch q.code {
+	case reqSuspend, reqResume, reqReconfigure, reqAddPID:
 		may = s.trusts(uid)
 	}
 	if !may {
@@ -228,8 +230,22 @@ func (s *Server) act(uid uint32, q request) error {
 		return s.handler.Resume(uid)
 	case reqReconfigure:
 		return s.handler.Reopen()
+	case reqAddPID:
+		return s.adopt(int(q.pid))
 	default:
 		s.handler.Say(q.text)
 		return nil
 	}
+}
+
+// adopt takes a session into the extern step.
+func (s *Server) adopt(pid int) error {
+	if s.conf.Extern == nil {
+		return errNotSupported
+	}
+	err := s.conf.Extern.Adopt(pid)
+	if err != nil {
+		s.note("adopt "+err.Error(), err.Error())
+	}
+	return err
 }

@@ -45,6 +45,8 @@ type Config struct {
 	Announces bool
 	// JobMemoryMB and StepMemoryMB are their limits, 0 for none.
 	JobMemoryMB, StepMemoryMB uint64
+	// Extern is nil but for the extern step.
+	Extern Extern
 	// Running is closed when the tasks run, or will not: a signal that comes before waits for it.
 	Running <-chan struct{}
 	// Log takes one line of slurmd's log, without its end. Any goroutine calls it.
@@ -125,6 +127,12 @@ type Handler interface {
 	Reopen() error
 	// Say writes a line to the step's standard error, as an error of the step daemon.
 	Say(line string)
+}
+
+// Extern is what the extern step does besides. Its methods are called as a Handler's.
+type Extern interface {
+	// Adopt takes a process that no step has started into the step. It returns when that is done.
+	Adopt(pid int) error
 }
 
 // Errors of a Handler that Slurm has a number for (slurm_errno.h).

@@ -526,3 +526,35 @@ func eventually(t *testing.T, what string, done func() bool) {
 		}
 	}
 }
+
+// extern is an extern step that adopts but process 13.
+type extern struct{ adopted []int }
+
+func (e *extern) Adopt(pid int) error {
+	if pid == 13 {
+		return errors.New("cannot adopt process 13")
+	}
+	e.adopted = append(e.adopted, pid)
+	return nil
+}
+
+// TestAdopt: root's sshd puts processes into an extern step, and no other user does, nor into another
+// step.
+func TestAdopt(t *testing.T) {
+	e := new(extern)
+	s := serveStep(t, wire.V2205, func(c *Config) { c.ID.Step, c.Extern = step.ExternStep, e })
+	c := s.dial(t, 0)
+	if got := exchange(t, c, words(22, 70, 22, 13, 22, 71, 9), 16); !slices.Equal(got, words(0, -1, 0, os.Getpid())) {
+		t.Errorf("% x", got)
+	}
+	if !slices.Equal(e.adopted, []int{70, 71}) || !slices.Contains(s.logged(), "cannot adopt process 13") {
+		t.Errorf("adopted %d, logged %q", e.adopted, s.logged())
+	}
+	if got := exchange(t, s.dial(t, owner), words(22, 72), 4); !slices.Equal(got, words(-1)) || len(e.adopted) != 2 {
+		t.Errorf("the owner of the job: % x, adopted %d", got, e.adopted)
+	}
+	other := serveStep(t, wire.V2205, nil)
+	if got := exchange(t, other.dial(t, 0), words(22, 70), 4); !slices.Equal(got, words(-1)) {
+		t.Errorf("another step: % x", got)
+	}
+}

@@ -166,6 +166,9 @@ func groups(cred *wire.Cred) []uint32 {
 func extern(out *step.Spec) {
 	out.Argv, out.Unattended = []string{"/bin/sleep", "infinity"}, true
 	out.Cwd, out.NTasks, out.NNodes = "/", 1, 1
+	// No script of the site's and no binding is for it.
+	out.Scripts, out.Affinity = step.Site{}.Scripts, nil
+	out.TaskProlog, out.TaskEpilog = "", ""
 }
 
 // stream is srun's name of a stream: "" is srun itself, a number one task's.

@@ -102,6 +102,8 @@ static void command_user_init(struct host *h, struct outcome *out)
 {
 	int error;
 
+	if (host_is_extern(h))
+		return; /* nothing of it is the user's */
 	if (user_drop(h, out)) {
 		bool there = user_chdir(&h->cfg, &error);
 		bool ready = stdio_open_early(h, out) && stderr_of_rank0(h, out);
@@ -120,6 +122,10 @@ static void command_user_init(struct host *h, struct outcome *out)
 
 static void command_post_fork(struct host *h, struct outcome *out)
 {
+	if (host_is_extern(h)) { /* measured: once, without a task */
+		stack_call(h, HOOK_TASK_POST_FORK, NO_RANK, out);
+		return;
+	}
 	for (uint32_t rank = 0; rank < h->cfg.ntasks; rank++) {
 		if (h->tasks[rank].pid != 0 && !stack_call(h, HOOK_TASK_POST_FORK, rank, out))
 			return;

@@ -276,6 +276,9 @@ void log_chdir(const struct config *c, int error);
 /* fork.c, task.c, stdio.c, exec.c, limits.c */
 void command_fork(struct host *h, struct outcome *out);
 _Noreturn void task_main(struct host *h, uint32_t rank);
+/* The step that is a job's own, of what no step of the job has started: its one task is
+ * root's, and only waits. */
+bool host_is_extern(const struct host *h);
 /* Whether the task has the step's terminal. */
 bool task_has_terminal(const struct host *h, uint32_t rank);
 _Noreturn void task_fail(struct host *h, enum stage stage, int error, const char *object,

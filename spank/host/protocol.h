@@ -183,6 +183,9 @@ enum hook {
 };
 #define NO_HOOK 0xffffffffu
 
+/* TAG_STEP_ID of a job's extern step (step.ExternStep). */
+#define EXTERN_STEP 0xfffffffcu
+
 /* Where the host or a task child is; a child's slot keeps the last one. */
 enum stage {
 	STAGE_NONE = 0,

@@ -165,7 +165,8 @@ static void end_task(struct host *h, uint32_t rank, struct outcome *out)
 		/* The bytes that it has read and written go with the zombie. */
 		read_proc(h, t->pid, "io", used.io, sizeof(used.io));
 		set_exit_env(h, rank);
-		stack_call(h, HOOK_TASK_EXIT, rank, out);
+		if (!host_is_extern(h))
+			stack_call(h, HOOK_TASK_EXIT, rank, out);
 		used.known = RETRY(wait4(t->pid, &status, 0, &used.ru)) >= 0;
 		if (!used.known)
 			status = h->exit_status; /* the hook reaped it; its usage is lost */

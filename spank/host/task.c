@@ -250,11 +250,39 @@ static void set_mem_policy(struct host *h)
 		task_fail(h, STAGE_MEM_POLICY, errno, "the memory nodes of --mem-bind", 1);
 }
 
+/* The idle process of an extern step: root's, in the step's places, and no plugin's hook is
+ * called for it (lifecycle, E). */
+static _Noreturn void task_idle(struct host *h)
+{
+	static const int ignored[] = {SIGHUP,  SIGINT,	SIGQUIT,   SIGUSR1, SIGUSR2,
+				      SIGALRM, SIGPIPE, SIGVTALRM, SIGTSTP, SIGXCPU};
+
+	own_argv(h);
+	set_oom_score(h);
+	enter(h, STAGE_STDIO);
+	join_group(h);
+	reset_signals(h);
+	/* A signal that a user sends to all of the job is for others: what ends this one ends the
+	 * sessions in the step. Ignored signals stay so over execve. */
+	for (size_t i = 0; i < ARRAY_SIZE(ignored); i++)
+		(void)signal(ignored[i], SIG_IGN);
+	task_stdio(h);
+	wait_gate(h);
+	task_exec(h);
+}
+
+bool host_is_extern(const struct host *h)
+{
+	return h->cfg.context == S_CTX_REMOTE && h->cfg.step_id == EXTERN_STEP;
+}
+
 _Noreturn void task_main(struct host *h, uint32_t rank)
 {
 	h->in_task = true;
 	h->rank = rank;
 	enter(h, STAGE_FORKED);
+	if (host_is_extern(h))
+		task_idle(h);
 	own_argv(h);
 	reclaim(h);
 	set_oom_score(h);

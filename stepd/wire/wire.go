@@ -61,7 +61,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 		NoChildren: reaper.NoChildren, Namespaces: n.Namespaces,
 		StartHost: func(cgroupFD int) (task.Host, error) { return startHost(spec, cgroupFD, n.OnMain) },
 		Accounting: acct.New(acct.Config{
-			Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, Ranks: plan.Ranks,
+			Acct: spec.Acct, Proctrack: spec.Proctrack, Confine: spec.Confine, Ranks: plan.Ranks, Whole: spec.ID.Step == step.ExternStep,
 			MemoryBytes: spec.MemoryMB << 20, PIDs: tracker.PIDs,
 			OverMemory: func(why string) { st.OverMemory(why) },
 			Log:        func(text string) { n.Audience.Log(launch.LogError, text) },

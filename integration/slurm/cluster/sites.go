@@ -11,6 +11,7 @@ var Sites = map[string]Site{
 		Conf:       "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n",
 		Accounting: true,
 	},
+	"contain": {Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n"},
 	"affinity": {
 		Conf: "TaskPlugin=task/affinity\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
 			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\n",

@@ -50,6 +50,39 @@ static void test_hooks_in_order_with_their_rights(void)
 	free(log);
 }
 
+static void of_extern_step(struct blob *setup)
+{
+	blob_tlv_u32(setup, TAG_STEP_ID, EXTERN_STEP);
+}
+
+/* The one task is root's, and heeds no signal that is meant for the job's programs. */
+static void test_extern_step(void)
+{
+	struct scene s = {
+		.ntasks = 1,
+		.argv = {"/bin/sh", "-c",
+			 "kill -USR1 $$; kill -HUP $$; id -u >&2; echo $SLURM_PROCID; pwd"},
+		.env = {PATH_ENV},
+		.cwd = "/usr",
+		.plugins = {{plugin, true}},
+		.config = of_extern_step};
+	char *log;
+	int status;
+	char *out = drv_step(&s, &log, &status);
+
+	CHECK_INT(status, 0);
+	has(out, "0\n");
+	has(out, "/\n");
+	has(log, "init uid=0,0,0");
+	has(log, "init_post_opt uid=0,0,0");
+	has(log, "task_post_fork uid=0,0,0 gid=0,0,0 groups=0 cwd=/ blk=87a07 umask=22 calls=3");
+	has(log, "exit uid=0,0,0 gid=0,0,0 groups=0 cwd=/ blk=87a07 umask=22 calls=4");
+	CHECK(strstr(log, "user_init") == NULL && strstr(log, "task_init") == NULL &&
+	      strstr(log, "task_exit") == NULL);
+	free(out);
+	free(log);
+}
+
 static void test_items(void)
 {
 	struct scene s = {.ntasks = 2,
@@ -726,6 +759,7 @@ int main(void)
 	CHECK(plugin != NULL);
 	drv_needs_root("step_test");
 	RUN(test_hooks_in_order_with_their_rights);
+	RUN(test_extern_step);
 	RUN(test_items);
 	RUN(test_options);
 	RUN(test_unknown_options);
