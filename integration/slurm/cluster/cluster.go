@@ -44,6 +44,9 @@ type Site struct {
 	// Accounting has slurmctld keep accounts in a slurmdbd with a database, so that sacct works: of
 	// AccountingRelease alone.
 	Accounting bool
+	// Devices are device nodes of the cluster's folder, by their names, that no driver serves: who
+	// opens one is told so (ENXIO), or that a cgroup keeps it from him (EPERM).
+	Devices []string
 	// OwnCgroups gives the cluster a tree of cgroups of its own, which its processes see as the
 	// whole machine's. The machine has cgroup v2 alone.
 	OwnCgroups bool

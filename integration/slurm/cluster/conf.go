@@ -3,10 +3,13 @@ package cluster
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // Node is the cluster's node, and FirstJob its first job's number, which no other number
@@ -104,8 +107,18 @@ func (c *Cluster) write(site Site, root string) error {
 	if err := os.Chmod(c.Path("munge.key"), 0o600); err != nil {
 		return err
 	}
+	for i, name := range site.Devices {
+		err := unix.Mknod(c.Path(name), unix.S_IFCHR, int(unix.Mkdev(experimental, uint32(i))))
+		if err := errors.Join(err, os.Chmod(c.Path(name), 0o666)); err != nil {
+			return fmt.Errorf("cannot make the device node %q: %w", name, err)
+		}
+	}
 	return c.writeEtc(site, root)
 }
+
+// experimental is a major number of character devices that Linux gives to no driver
+// (admin-guide/devices.txt, 240 to 254).
+const experimental = 240
 
 // writeEtc makes the folder that is the cluster's /etc: the image's with the Site's users.
 func (c *Cluster) writeEtc(site Site, root string) error {
