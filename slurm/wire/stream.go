@@ -12,20 +12,21 @@ import (
 // Stream is what slurmd writes to a step daemon that it has started, up to the answer that
 // it waits for.
 type Stream struct {
-	Conf                  *Conf
-	Cgroup                []byte // cgroup.conf, packed
-	Tree                  Tree
-	Parent                string // where the end is reported, "" is slurmctld
-	ParentAddr            netip.AddrPort
-	Client                netip.AddrPort // that has asked slurmd
-	ClientRelease         Release
-	Batch                 *Batch  // or
-	Launch                *Launch // one of them
-	Scope                 string  // the cgroup scope of slurmd, since 24.11
-	Container             []byte  // job_container.conf, packed: since 23.02, of a plugin that has one
-	GresContext, GresConf []byte
-	MPIType               string
-	MPIConf               []byte
+	Conf          *Conf
+	Cgroup        []byte // cgroup.conf, packed
+	Tree          Tree
+	Parent        string // where the end is reported, "" is slurmctld
+	ParentAddr    netip.AddrPort
+	Client        netip.AddrPort // that has asked slurmd
+	ClientRelease Release
+	Batch         *Batch     // or
+	Launch        *Launch    // one of them
+	Scope         string     // the cgroup scope of slurmd, since 24.11
+	Container     []byte     // job_container.conf, packed: since 23.02, of a plugin that has one
+	NodeGres      []NodeGres // of the node
+	GresLines     []GresLine // gres.conf, of a step that may bind to it
+	MPIType       string
+	MPIConf       []byte
 }
 
 // Tree is the step daemon's place in the tree by which steps are told to have ended.
@@ -192,9 +193,9 @@ func sockaddr(b []byte) netip.AddrPort {
 
 // resources reads what the node's plugins have of the step.
 func (s *Stream) resources(p *pipe, v Release) {
-	s.GresContext = p.blob("gres")
+	s.NodeGres = packed(p, v, "gres", nodeGres)
 	if s.sendsGresConf(v) {
-		s.GresConf = p.blob("gres.conf")
+		s.GresLines = packed(p, v, "gres.conf", gresLines)
 	}
 	l := s.Launch
 	if l == nil {
@@ -208,6 +209,15 @@ func (s *Stream) resources(p *pipe, v Release) {
 		n := binary.BigEndian.Uint32(p.read("mpi.conf", 4))
 		s.MPIConf = p.sized("mpi.conf", int32(min(n, blobMax+1)))
 	}
+}
+
+// packed reads a piece that is a record.
+func packed[T any](p *pipe, v Release, what string, decode func(Release, []byte) (T, error)) T {
+	record, err := decode(v, p.blob(what))
+	if err != nil {
+		p.fail(what, err)
+	}
+	return record
 }
 
 // sendsGresConf reports whether slurmd sends gres.conf: for a step that has generic resources,
