@@ -57,6 +57,8 @@ func has(word string) func(string) bool {
 	}
 }
 
+func set(value string) bool { return value != "" }
+
 func yes(value string) bool {
 	return slices.Contains([]string{"1", "y", "yes", "true", "up"}, strings.ToLower(value))
 }
@@ -82,8 +84,12 @@ var site = []rule{
 	{"SwitchType", other("none"), "the switch plugin is not called: steps run without its settings"},
 	{"SlurmctldParameters", has("enable_stepmgr"), "a job with a step manager (--stepmgr) is refused"},
 	{"CoreSpecPlugin", other("none"), "the plugin is not called"},
-	{"CpuFreqDef", func(v string) bool { return v != "" }, "CPU frequencies are left as they are"},
-	{"CpuFreqGovernors", func(v string) bool { return v != "" }, "CPU frequencies are left as they are: --cpu-freq has no effect"},
+	{"CpuFreqDef", set, "CPU frequencies are left as they are"},
+	{"CpuFreqGovernors", set, "CPU frequencies are left as they are: --cpu-freq has no effect"},
+	{"GpuFreqDef", set, "the GPUs' frequencies are left as they are"},
+	{"VSizeFactor", other("0"), "a task's address space is not limited by its memory"},
+	{"LogTimeFormat", other("iso8601_ms"), "the step daemon's lines in slurmd's log have their times as iso8601_ms"},
+	{"SlurmdSyslogDebug", other("quiet"), "the step daemon does not write to syslog"},
 	{"UsePAM", yes, "no PAM session is opened for a step: limits and keyrings of pam.d/slurm are missing"},
 	{"PrologFlags", has("X11"), "X11 is not forwarded: srun --x11 has no display"},
 	{"PrologFlags", has("RunInJob"), "Prolog and Epilog, which the extern step is to run, do not run"},
@@ -97,9 +103,9 @@ var site = []rule{
 	{"MpiDefault", func(v string) bool { return other("none", "pmi2", "openmpi")(v) && !strings.Contains(v, "pmix") }, "there is no such MPI type: steps without --mpi fail"},
 	{"TaskPlugin", otherIn("none", "affinity", "cgroup"), "the task plugin is not called"},
 	{"ProctrackType", other("cgroup", "linuxproc", "pgid"), "steps are tracked by cgroups instead"},
-	{"GresTypes", func(v string) bool { return v != "" }, "generic resources are counted by slurmctld and not handed out: no CUDA_VISIBLE_DEVICES and the like, and no device is kept from a task"},
+	{"GresTypes", set, "generic resources are counted by slurmctld and not handed out: no CUDA_VISIBLE_DEVICES and the like, and no device is kept from a task"},
 	{"SlurmdParameters", has("contain_spank"), "plugins are called outside the job's container"},
-	{"UnkillableStepProgram", func(v string) bool { return v != "" }, "the program is not run: where a step cannot be killed, the log has it, and the node is drained"},
+	{"UnkillableStepProgram", set, "the program is not run: where a step cannot be killed, the log has it, and the node is drained"},
 }
 
 // node are the ones on a line of this node.

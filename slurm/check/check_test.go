@@ -203,3 +203,24 @@ func TestRefuseCaptured(t *testing.T) {
 		}
 	}
 }
+
+// TestIgnored has what runs all the same.
+func TestIgnored(t *testing.T) {
+	unset := wire.Launch{CPUFreqMin: wire.NoVal, CPUFreqMax: wire.NoVal, CPUFreqGov: wire.NoVal}
+	freq, gpu := unset, unset
+	freq.CPUFreqGov, gpu.GresFreq = 0x80000002, "gpu:high"
+	for name, tc := range map[string]struct {
+		s    wire.Stream
+		want string
+	}{
+		"nothing":     {wire.Stream{Launch: &unset}, ""},
+		"a batch job": {wire.Stream{Batch: new(wire.Batch)}, ""},
+		"frequencies": {wire.Stream{Launch: &freq}, "--cpu-freq: "},
+		"of GPUs":     {wire.Stream{Launch: &gpu}, "--gpu-freq: "},
+	} {
+		got := Ignored(&tc.s)
+		if len(got) != map[bool]int{true: 1}[tc.want != ""] || !strings.HasPrefix(strings.Join(got, ""), tc.want) {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}

@@ -62,3 +62,20 @@ func Refuse(s *wire.Stream) error {
 	}
 	return nil
 }
+
+// Ignored lists what a step asks for that has no effect here, as lines for slurmd's log: the
+// step's result is no other for it.
+func Ignored(s *wire.Stream) (lines []string) {
+	l := s.Launch
+	if l == nil {
+		return nil
+	}
+	given := func(value uint32) bool { return value != 0 && value != wire.NoVal }
+	if given(l.CPUFreqMin) || given(l.CPUFreqMax) || given(l.CPUFreqGov) {
+		lines = append(lines, "--cpu-freq: CPU frequencies are left as they are")
+	}
+	if l.GresFreq != "" {
+		lines = append(lines, "--gpu-freq: the GPUs' frequencies are left as they are")
+	}
+	return lines
+}

@@ -1,0 +1,93 @@
+package check
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// line is a row of the tables in docs/slurm.md that list what users have, line by line.
+type line struct {
+	section     string
+	names       []string // what is in backquotes
+	here, words string
+}
+
+var (
+	named     = regexp.MustCompile("`([^`]+)`")
+	checkHas  = regexp.MustCompile("`--check` has ([A-Z][A-Za-z]+)")
+	notSilent = regexp.MustCompile("refused|`--check` has |\"not done\"|^the same$")
+)
+
+func lines(t *testing.T) (all []line) {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/slurm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, found := strings.Cut(string(text), "\n## Line by line\n")
+	if !found {
+		t.Fatal(`docs/slurm.md has no section "Line by line"`)
+	}
+	section := ""
+	for row := range strings.Lines(list) {
+		if title, ok := strings.CutPrefix(row, "### "); ok {
+			section = strings.TrimSpace(title)
+		}
+		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
+		if !strings.HasPrefix(row, "| ") || len(cells) != 3 || strings.TrimSpace(cells[1]) == "here" {
+			continue
+		}
+		l := line{section: section, here: strings.TrimSpace(cells[1]), words: strings.TrimSpace(cells[2])}
+		for _, m := range named.FindAllStringSubmatch(cells[0], -1) {
+			l.names = append(l.names, m[1])
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// TestDocument compares the list in docs/slurm.md with the settings that --check lists: what
+// one of the two calls missing, the other does, and no line is a silent no.
+func TestDocument(t *testing.T) {
+	keys := map[string][]string{}
+	for _, r := range slices.Concat(site, node) {
+		keys["slurm.conf"] = append(keys["slurm.conf"], r.key)
+	}
+	for _, r := range cgroup {
+		keys["cgroup.conf"] = append(keys["cgroup.conf"], r.key)
+	}
+	all := lines(t)
+	if len(all) < 90 {
+		t.Fatalf("%d lines: the test does not find the tables", len(all))
+	}
+	for _, l := range all {
+		missing := l.here == "not" || l.here == "in part"
+		if !missing && l.here != "same" && l.here != "better" {
+			t.Errorf("%v: %q is none of same, better, in part, not", l.names, l.here)
+		}
+		if list := keys[l.section]; list != nil {
+			for _, name := range l.names {
+				if slices.Contains(list, name) != missing {
+					t.Errorf("%s: %s is %q, and in the list of --check: %v", l.section, name, l.here, !missing)
+				}
+			}
+		} else if missing && !notSilent.MatchString(l.words) {
+			t.Errorf("%s: %v is %q, and the line does not say who says so: %q", l.section, l.names, l.here, l.words)
+		}
+		for _, m := range checkHas.FindAllStringSubmatch(l.words, -1) {
+			if !slices.Contains(keys["slurm.conf"], m[1]) && m[1] != "AcctGather" {
+				t.Errorf("%v: --check has no %s", l.names, m[1])
+			}
+		}
+	}
+	for section, list := range keys {
+		for _, key := range list {
+			if !slices.ContainsFunc(all, func(l line) bool { return l.section == section && slices.Contains(l.names, key) }) {
+				t.Errorf("docs/slurm.md: %s: no line for %s, which --check lists", section, key)
+			}
+		}
+	}
+}
