@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,6 +47,9 @@ type Site struct {
 	// Devices are device nodes of the cluster's folder, by their names, that no driver serves: who
 	// opens one is told so (ENXIO), or that a cgroup keeps it from him (EPERM).
 	Devices []string
+	// Others are nodes beside Node, with the addresses 10.77.0.2 and on: slurmds that differ in
+	// their host's name. Conf describes them and Node, and where %n is in each one's paths.
+	Others []string
 	// OwnCgroups gives the cluster a tree of cgroups of its own, which its processes see as the
 	// whole machine's. The machine has cgroup v2 alone.
 	OwnCgroups bool
@@ -140,6 +145,25 @@ func (c *Cluster) Stop() error {
 	// The processes end with process 1, also those that do not heed it.
 	err := c.init.Wait()
 	return errors.Join(err, c.removeCgroups(), os.RemoveAll(c.Dir))
+}
+
+// removeCgroups removes the cluster's tree of cgroups, in which no process is left.
+func (c *Cluster) removeCgroups() error {
+	if c.cgroups == "" {
+		return nil
+	}
+	c.leaf.Close()
+	var dirs []string
+	err := filepath.WalkDir(c.cgroups, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return err
+	})
+	for _, dir := range slices.Backward(dirs) {
+		err = errors.Join(err, os.Remove(dir))
+	}
+	return err
 }
 
 // Path returns the path of a file of the cluster's folder.

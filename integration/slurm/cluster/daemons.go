@@ -60,13 +60,25 @@ func (c *Cluster) StartSlurmdWith(ctx context.Context, stepDaemon string) error 
 	if err := c.do(ctx, "slurmd", args...); err != nil {
 		return err
 	}
+	for i, name := range c.site.Others {
+		address := fmt.Sprintf("10.77.0.%d/32", i+2)
+		if err := c.do(ctx, "ip", "addr", "replace", address, "dev", "lo"); err != nil {
+			return err
+		}
+		line := append([]string{"--uts", "sh", "-ec", `hostname "$0"; exec slurmd -N "$0" "$@"`, name}, args...)
+		if err := c.do(ctx, "unshare", line...); err != nil {
+			return err
+		}
+	}
 	return eventually(ctx, startTime, func() error {
 		out, err := c.Command(ctx, "root", "sinfo", "-h", "-o", "%T").Output()
-		switch state := strings.TrimSpace(string(out)); {
-		case err != nil:
+		if err != nil {
 			return err
-		case state != "idle" && state != "mixed" && state != "allocated":
-			return fmt.Errorf("the node is %q", state)
+		}
+		for _, state := range strings.Fields(string(out)) {
+			if state != "idle" && state != "mixed" && state != "allocated" {
+				return fmt.Errorf("a node is %q", state)
+			}
 		}
 		return nil
 	})
