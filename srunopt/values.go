@@ -438,7 +438,7 @@ func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) 
 	if s.Array != nil {
 		job, task = s.Array.Job, s.Array.Task
 	}
-	numbers := map[byte]uint32{'j': s.ID.Job, 'A': job, 'a': task, 's': s.ID.Step, 'n': uint32(s.NodeID), 't': uint32(rank)}
+	numbers := map[byte]uint32{'j': s.ID.Job, 'A': job, 'a': task, 's': s.ID.Step, 'n': uint32(s.NodeID), 't': uint32(s.SeenRank(rank))}
 	if n, ok := numbers[letter]; ok {
 		return fmt.Sprintf("%0*d", width, n)
 	}

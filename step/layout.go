@@ -42,6 +42,12 @@ func (s *Spec) LocalRanks() []int {
 	return ranks
 }
 
+// SeenRank is a rank as the tasks see it, in their environment and before their labelled lines.
+func (s *Spec) SeenRank(rank int) int { return s.FirstRank + rank }
+
+// SeenNodeID is this node's place as the tasks see it.
+func (s *Spec) SeenNodeID() uint32 { return s.FirstNode + s.NodeID }
+
 // LocalTasks counts this node's tasks.
 func (s *Spec) LocalTasks() int {
 	if s.Layout == nil {

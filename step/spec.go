@@ -54,6 +54,13 @@ type Spec struct {
 	LaunchAddr string `json:"launch_addr,omitempty"`
 	// Layout is where the tasks of a step of several nodes are; nil is this node.
 	Layout *Layout `json:"layout,omitempty"`
+	// FirstNode and FirstRank are where node 0 and rank 0 stand in a step that several components
+	// of a heterogeneous job run together, each on nodes of its own, and AllTasks counts the
+	// tasks of all; 0 elsewhere. A Spec is of its component: nodes and ranks count from 0 there,
+	// also for plugins. Tasks see the places in the whole step: SeenRank, SeenNodeID.
+	FirstNode uint32 `json:"first_node,omitempty"`
+	FirstRank int    `json:"first_rank,omitempty"`
+	AllTasks  int    `json:"all_tasks,omitempty"`
 	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
 	// none.
 	Parent *ID `json:"parent,omitempty"`

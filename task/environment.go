@@ -128,13 +128,13 @@ const maxArgStrlen = 128 << 10
 func commonEnv(s *step.Spec, ranks []int) []string {
 	env := []string{
 		"SLURM_CPUS_ON_NODE=" + strconv.Itoa(s.NCPUs),
-		"SLURM_NODEID=" + u32(s.NodeID),
+		"SLURM_NODEID=" + u32(s.SeenNodeID()),
 		"SLURM_LAUNCH_NODE_IPADDR=" + cmp.Or(s.LaunchAddr, "127.0.0.1"),
 		"SLURM_JOB_GID=" + u32(s.User.GID),
 		"SLURMD_NODENAME=" + s.NodeName,
 	}
 	// From about 22,000 tasks on no task could be exec'd with this list.
-	if gtids := "SLURM_GTIDS=" + rankList(ranks); len(gtids) < maxArgStrlen {
+	if gtids := "SLURM_GTIDS=" + rankList(s, ranks); len(gtids) < maxArgStrlen {
 		env = append(env, gtids)
 	}
 	return env
@@ -264,14 +264,14 @@ func hidePriority(env *envList, s *step.Spec) {
 	}
 }
 
-// rankList is "0,1,2".
-func rankList(ranks []int) string {
+// rankList is "0,1,2", as the tasks see the ranks.
+func rankList(s *step.Spec, ranks []int) string {
 	var b strings.Builder
 	for i, rank := range ranks {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		b.WriteString(strconv.Itoa(rank))
+		b.WriteString(strconv.Itoa(s.SeenRank(rank)))
 	}
 	return b.String()
 }

@@ -59,7 +59,7 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	p.CommonEnv = append(p.CommonEnv, spec.TaskEnv...)
 	p.TaskEnv = make([][]string, len(p.Ranks))
 	for id, rank := range p.Ranks {
-		p.TaskEnv[id] = []string{"SLURM_PROCID=" + strconv.Itoa(rank), "SLURM_LOCALID=" + strconv.Itoa(id)}
+		p.TaskEnv[id] = []string{"SLURM_PROCID=" + strconv.Itoa(spec.SeenRank(rank)), "SLURM_LOCALID=" + strconv.Itoa(id)}
 	}
 	for fd, s := range [3]step.Stream{spec.Stdin, spec.Stdout, spec.Stderr} {
 		if err := p.planStream(fd, s); err != nil {

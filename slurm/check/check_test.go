@@ -150,6 +150,11 @@ func TestRefuse(t *testing.T) {
 		s.MPIType = kind
 		return s
 	}
+	het := func(kind string) *wire.Stream {
+		s := mpi(kind, 1)
+		s.Launch.Het = wire.Het{Steps: 2, Nodes: 2}
+		return s
+	}
 	for _, tc := range []struct {
 		name string
 		s    *wire.Stream
@@ -165,7 +170,9 @@ func TestRefuse(t *testing.T) {
 		{"SELinux", launch(func(l *wire.Launch) { l.Cred.SELinux = "u:r:t" }), 2036},
 		{"TLS", launch(func(l *wire.Launch) { l.TLSCert = "-----BEGIN" }), 2036},
 		{"a terminal", launch(func(l *wire.Launch) { l.Flags = wire.FlagPTY }), 2036},
-		{"two components", launch(func(l *wire.Launch) { l.Het.Steps = 2 }), 2036},
+		{"two components", launch(func(l *wire.Launch) { l.Het.Steps = 2 }), 0},
+		{"MPI on two components", het("pmi2"), 2036},
+		{"two components without MPI", het("none"), 0},
 		{"an extern step", launch(func(l *wire.Launch) { l.Step.Step, l.Het.Steps = wire.StepExtern, 0 }), 0},
 		{"a batch job", &wire.Stream{Batch: &wire.Batch{Cred: new(wire.Cred)}}, 0},
 		{"a batch job in a bundle", &wire.Stream{Batch: &wire.Batch{Container: "/b", Cred: new(wire.Cred)}}, 4031},

@@ -55,9 +55,7 @@ func Refuse(s *wire.Stream) error {
 		return unsupported("srun is to be sent encrypted messages (TLSType in slurm.conf), and this step daemon has no TLS")
 	case l.Flags&wire.FlagPTY != 0:
 		return unsupported("a terminal (--pty, the interactive step of salloc) needs Slurm's own step daemon")
-	case l.Het.Steps > 1 && l.Het.Steps != wire.NoVal:
-		return unsupported("a step of several components of a heterogeneous job needs Slurm's own step daemon")
-	case l.Nodes > 1 && s.MPIType != "" && s.MPIType != "none":
+	case (l.Nodes > 1 || l.Het.Several()) && s.MPIType != "" && s.MPIType != "none":
 		return unsupported("its MPI ranks are on several nodes, and this step daemon joins ranks of one: use --mpi=none for a step without MPI, and Slurm's own step daemon for one with it (MPI type " + s.MPIType + ")")
 	}
 	return nil

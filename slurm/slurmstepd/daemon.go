@@ -140,13 +140,17 @@ func (d *daemon) findUser(ctx context.Context) error {
 	return nil
 }
 
-// stepName is the step as users and logs write it: "12.0", "12.batch".
+// stepName is the step as users and logs write it: "12.0", "12.batch", and before 26.05 with
+// the component of a step that has several: "12.0+1".
 func stepName(s *wire.Stream) string {
 	id := step.ID{Step: step.BatchStep}
 	if s.Batch != nil {
 		id.Job = s.Batch.Job
 	} else {
 		id = step.ID{Job: s.Launch.Step.Job, Step: s.Launch.Step.Step}
+		if het := s.Launch.Step.HetComp; het != wire.NoVal && s.Conf.Release < wire.V2605 {
+			return fmt.Sprintf("%s+%d", id.Name(), het)
+		}
 	}
 	return id.Name()
 }
@@ -157,7 +161,6 @@ func (d *daemon) wire() (err error) {
 	if d.aud, err = newAudience(d); err != nil {
 		return err
 	}
-	d.peers.attempted = d.aud.settleEnd
 	if err := d.guard(); err != nil {
 		return err
 	}
@@ -243,7 +246,8 @@ func (d *daemon) run() int {
 	swept := make(chan struct{})
 	go d.sweep(swept)
 	rec := d.st.Run(ctx)
-	d.reportEnd(report, &rec)
+	d.aud.finish(report, &rec)
+	d.complete(report, &rec)
 	d.mark(markComplete)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	<-swept
@@ -253,24 +257,6 @@ func (d *daemon) run() int {
 	}
 	d.log.Debug("done")
 	return 0
-}
-
-// reportEnd tells srun and slurmctld that the step has ended, both at once: srun's last message
-// waits for slurmctld's (audience.endSent).
-func (d *daemon) reportEnd(ctx context.Context, rec *step.Record) {
-	if d.stream.Batch != nil {
-		d.aud.finish(ctx, rec) // of the script's output, which is whole when its end is known
-		d.complete(ctx, rec)
-		return
-	}
-	completed := make(chan struct{})
-	go func() {
-		defer close(completed)
-		defer d.aud.settleEnd()
-		d.complete(ctx, rec)
-	}()
-	d.aud.finish(ctx, rec)
-	<-completed
 }
 
 // complete tells slurmctld that the step has ended here.
@@ -323,7 +309,8 @@ func (d *daemon) remove() error {
 const sweepPatience = time.Second
 
 // sweep kills what dead step daemons and their dead keepers have left, once the launch is
-// over, and logs what is configured and not done, once for each change of it.
+// over, and logs what the step asks for and is not done, and what is configured and is not,
+// the latter once for each change of it.
 func (d *daemon) sweep(done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
@@ -332,6 +319,9 @@ func (d *daemon) sweep(done chan<- struct{}) {
 	swept, err := d.place.Sweep(ctx, d.cleanSwept)
 	for _, id := range swept {
 		d.log.Warnf("killed what the dead step daemon of step %s has left", id.Name())
+	}
+	for _, line := range check.Ignored(d.stream) {
+		d.log.Warnf("not done: %s", line)
 	}
 	err = errors.Join(err, check.Note(place.Dir(d.stream.Conf.Spool), d.conf.Control.Digest, d.conf.File, d.stream.Conf.Node, func(line string) {
 		d.log.Warnf("not done: %s", line)

@@ -19,7 +19,7 @@ func (d *daemon) socketConfig() socket.Config {
 	id := d.id()
 	cfg := socket.Config{
 		Release: d.stream.Conf.Release, Spool: d.stream.Conf.Spool, Node: d.stream.Conf.Node,
-		ID: step.ID{Job: id.Job, Step: id.Step}, SLUID: id.SLUID, Owner: d.spec.User.UID, SlurmUser: d.peers.slurmUser,
+		ID: step.ID{Job: id.Job, Step: id.Step}, Name: stepName(d.stream), SLUID: id.SLUID, Owner: d.spec.User.UID, SlurmUser: d.peers.slurmUser,
 		NodeID: d.spec.NodeID, Announces: socket.Announces(d.spec.Env, d.spec.NodeID),
 		JobMemoryMB: d.spec.JobMemoryMB, StepMemoryMB: d.spec.MemoryMB,
 		Running: d.aud.running, Log: func(line string) { d.log.Info(line) },

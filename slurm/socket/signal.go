@@ -50,8 +50,9 @@ var announcesNow = map[int32]string{
 }
 
 // Announcement is what a user reads when a signal, or a number that slurmctld sends as one,
-// comes for the step: "" for most. now is in the zone that the user is to read.
-func Announcement(v wire.Release, id step.ID, node string, sig int32, now time.Time) string {
+// comes for the step, which is named as in Config.Name: "" for most. now is in the zone that the
+// user is to read.
+func Announcement(v wire.Release, name, node string, sig int32, now time.Time) string {
 	text, ok := announces[sig]
 	if newer, changed := announcesNow[sig]; changed && v >= wire.V2505 {
 		text = newer
@@ -59,9 +60,10 @@ func Announcement(v wire.Release, id step.ID, node string, sig int32, now time.T
 	if !ok {
 		return ""
 	}
-	name := "STEP " + id.Name()
-	if id.Step == step.BatchStep {
-		name = "JOB " + strconv.FormatUint(uint64(id.Job), 10)
+	if job, batch := strings.CutSuffix(name, ".batch"); batch {
+		name = "JOB " + job
+	} else {
+		name = "STEP " + name
 	}
 	if strings.Count(text, "%s") == 2 {
 		return fmt.Sprintf(text, name, node)
@@ -84,7 +86,7 @@ func Announces(env []string, nodeID uint32) bool {
 // announce says a signal to the step's user, the end of the step once: the first reason is
 // the one that counts.
 func (s *Server) announce(q request) {
-	text := Announcement(s.conf.Release, s.conf.ID, s.conf.Node, q.signal, time.Now())
+	text := Announcement(s.conf.Release, s.conf.Name, s.conf.Node, q.signal, time.Now())
 	if text == "" || !s.conf.Announces {
 		return
 	}

@@ -42,7 +42,7 @@ func TestAnnouncement(t *testing.T) {
 		{wire.V2205, step.ID{Job: 9}, 18, ""},
 		{wire.V2205, step.ID{Job: 9}, 0, ""},
 	} {
-		if got := Announcement(tc.v, tc.id, "vm", tc.sig, at); got != tc.want {
+		if got := Announcement(tc.v, tc.id.Name(), "vm", tc.sig, at); got != tc.want {
 			t.Errorf("%s, signal %d: %q, want %q", tc.v, tc.sig, got, tc.want)
 		}
 	}

@@ -32,6 +32,8 @@ type Config struct {
 	// Spool is slurmd's spool, Node its name in slurm.conf: both are in the socket's name.
 	Spool, Node string
 	ID          step.ID
+	// Name is how messages write the step: "12.0", "12.batch", "12.0+1".
+	Name string
 	// Het is the number of the component in a heterogeneous step, else nil.
 	Het *uint32
 	// SLUID is the step's number over all clusters, since 24.11.

@@ -99,7 +99,7 @@ func serveStep(t *testing.T, v wire.Release, change func(*Config)) *served {
 	running := make(chan struct{})
 	close(running)
 	c := Config{
-		Release: v, Spool: t.TempDir(), Node: "n1", ID: step.ID{Job: 69, Step: 3}, SLUID: 0x1122334455667788,
+		Release: v, Spool: t.TempDir(), Node: "n1", ID: step.ID{Job: 69, Step: 3}, Name: "69.3", SLUID: 0x1122334455667788,
 		Owner: owner, SlurmUser: slurmUser, NodeID: 6, Announces: true, JobMemoryMB: 100, StepMemoryMB: 50, Running: running,
 		Log: func(line string) {
 			s.mu.Lock()

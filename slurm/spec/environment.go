@@ -64,6 +64,10 @@ func batchEnv(env []string, s *wire.Stream, c *slurmconf.Config) []string {
 		"SLURM_NNODES=" + nodes, "SLURM_NODELIST=" + b.Hosts, "SLURM_TASKS_PER_NODE=" + perNode,
 	}
 	set = append(set, byRelease(s)...)
+	if b.Tasks > 0 { // sbatch has said it, but in a heterogeneous job
+		n := strconv.FormatUint(uint64(b.Tasks), 10)
+		set = append(set, "SLURM_NTASKS="+n, "SLURM_NPROCS="+n)
+	}
 	if b.ArrayTask != wire.NoVal {
 		set = append(set, fmt.Sprintf("SLURM_ARRAY_JOB_ID=%d", b.ArrayJob), fmt.Sprintf("SLURM_ARRAY_TASK_ID=%d", b.ArrayTask))
 	}

@@ -59,6 +59,9 @@ func ofLaunch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	if err := layout(out, l); err != nil {
 		return nil, err
 	}
+	if err := component(out, l); err != nil {
+		return nil, err
+	}
 	if l.Flags&wire.FlagMultiProg != 0 {
 		err = multiProg(out)
 	}
@@ -281,6 +284,26 @@ func layout(out *step.Spec, l *wire.Launch) error {
 		out.Layout.Nodes = append(out.Layout.Nodes, step.LayoutNode{Name: hosts[i], Ranks: step.FormatCPUList(list)})
 	}
 	return out.Layout.Check(out.NodeID, out.NTasks)
+}
+
+// component says where the step stands in one that several components of a heterogeneous job run.
+// Slurm gives no node to two of them, so that this node has one.
+func component(out *step.Spec, l *wire.Launch) error {
+	h := &l.Het
+	if !h.Several() {
+		return nil
+	}
+	if uint64(h.NodeOffset)+uint64(l.Nodes) > uint64(h.Nodes) || uint64(h.TaskOffset)+uint64(l.Tasks) > min(uint64(h.Tasks), tasksMax) {
+		return fmt.Errorf("cannot place the component: it has %d tasks on %d nodes, from rank %d on node %d on, and the step has %d on %d; %d tasks are the limit",
+			l.Tasks, l.Nodes, h.TaskOffset, h.NodeOffset, h.Tasks, h.Nodes, tasksMax)
+	}
+	out.FirstNode, out.FirstRank, out.AllTasks = h.NodeOffset, int(h.TaskOffset), int(h.Tasks)
+	for _, s := range []*step.Stream{&out.Stdin, &out.Stdout, &out.Stderr} {
+		if s.Rank != nil { // srun names a task of the whole step; below 0 it is another component's
+			s.Rank = new(*s.Rank - int(h.TaskOffset))
+		}
+	}
+	return nil
 }
 
 // multiProg gives each task its own command: argv is the file's name and its text.

@@ -143,6 +143,47 @@ func TestLayout(t *testing.T) {
 }
 
 // srun says how many tasks there are: memory is taken for those alone whose ranks have come.
+// TestComponent: a step of several components is its own component's, whose place the tasks see.
+func TestComponent(t *testing.T) {
+	het := func(change func(*wire.Launch)) (*step.Spec, error) {
+		s := launch()
+		l := s.Launch
+		l.Het = wire.Het{Job: 6, NodeOffset: 1, Nodes: 2, Tasks: 5, Offset: 1, Steps: 2, TaskOffset: 3, Hosts: "n[1-2]"}
+		l.Out, l.Err = "4", "1"
+		change(l)
+		return Of(s, site1(t))
+	}
+	s, err := het(func(*wire.Launch) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.ID.Job != 7 || s.NTasks != 2 || s.NodeID != 0 || s.SeenNodeID() != 1 || s.SeenRank(1) != 4 || s.AllTasks != 5 {
+		t.Errorf("%+v", s)
+	}
+	if *s.Stdout.Rank != 1 || *s.Stderr.Rank >= 0 {
+		t.Errorf("stdout is rank %d's, stderr %d's", *s.Stdout.Rank, *s.Stderr.Rank)
+	}
+	for name, change := range map[string]func(*wire.Launch){
+		"one component":    func(l *wire.Launch) { l.Het.Steps = 1 },
+		"no heterogeneous": func(l *wire.Launch) { l.Het = wire.Het{Job: wire.NoVal, Nodes: wire.NoVal, Steps: wire.NoVal} },
+	} {
+		if s, err := het(change); err != nil || s.AllTasks != 0 || s.SeenRank(1) != 1 || s.SeenNodeID() != 0 {
+			t.Errorf("%s: %+v, %v", name, s, err)
+		}
+	}
+	for name, change := range map[string]func(*wire.Launch){
+		"too many tasks":    func(l *wire.Launch) { l.Het.Tasks = 4 },
+		"too many nodes":    func(l *wire.Launch) { l.Het.Nodes = 1 },
+		"a huge rank":       func(l *wire.Launch) { l.Het.TaskOffset = wire.NoVal },
+		"a huge node":       func(l *wire.Launch) { l.Het.NodeOffset = wire.NoVal },
+		"tasks from 2³¹ on": func(l *wire.Launch) { l.Het.Tasks, l.Het.TaskOffset = wire.NoVal, 1<<31 },
+	} {
+		if s, err := het(change); err == nil {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
 func TestTasksLimit(t *testing.T) {
 	for _, tc := range []struct {
 		tasks uint32

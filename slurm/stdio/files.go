@@ -39,6 +39,7 @@ const lineMax = 64 << 10
 type file struct {
 	*os.File
 	width int // of a label
+	first int // the label of rank 0
 	out   []byte
 	err   error // what it did not take: the rest is dropped
 }
@@ -56,7 +57,7 @@ func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
 			}
 			line, newline = data, "\n"
 		}
-		f.out = append(fmt.Appendf(f.out, "%*d: ", f.width, task), line...)
+		f.out = append(fmt.Appendf(f.out, "%*d: ", f.width, f.first+task), line...)
 		f.out = append(f.out, newline...)
 		data = data[len(line):]
 	}
@@ -141,7 +142,7 @@ func (s *Streams) openAll() (files map[*output]*file, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("cannot open %s file %q of task %d: %w", [3]string{1: "stdout", 2: "stderr"}[o.kind], path, o.task, err)
 			}
-			opened[path] = &file{File: f, width: width}
+			opened[path] = &file{File: f, width: width, first: s.cfg.First}
 			s.loop.closeLater(f)
 		}
 		files[o] = opened[path]

@@ -36,6 +36,7 @@ type Config struct {
 	Files  [3]Files
 	Opener Opener
 	Tasks  int // of the whole step: a label is as wide as its highest rank
+	First  int // the label of rank 0
 	// Speaker is the name before messages to the user: "slurmstepd-n1".
 	Speaker string
 	// Lines says that output goes out by whole lines (srun without -u). Without it, it goes as

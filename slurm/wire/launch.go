@@ -49,7 +49,9 @@ type Launch struct {
 	TLSCert                               string
 }
 
-// Het says where the step stands in a heterogeneous job; Job is NoVal elsewhere.
+// Het says where the step stands in a heterogeneous job, whose number is Job, or a step of
+// several components in a job that is none (Job is NoVal). Nodes, Tasks and Hosts are of
+// all components.
 type Het struct {
 	NodeOffset, Job, Nodes uint32
 	Tasks                  uint32
@@ -57,6 +59,9 @@ type Het struct {
 	TaskOffset             uint32
 	Hosts                  string
 }
+
+// Several reports whether other components of the job run the same step.
+func (h *Het) Several() bool { return h.Steps > 1 && h.Steps != NoVal && h.Nodes != NoVal }
 
 // X11 is where an extern step takes connections of X11 to.
 type X11 struct {
