@@ -104,8 +104,8 @@ slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, SITE=affini
 	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) -site '$(SITE)' $(ARGS) "$$CMD"
 
 .PHONY: slurm-faults
-slurm-faults: all ## kill each process at every phase of a step under slurmd, POINTS= kills (500)
-	POINTS=$(or $(POINTS),500) $(SLURM) -v -run '^TestRootSlurmFaults$$' ./integration/slurm | $(GATE)
+slurm-faults: all ## kill each process at every phase of a step under slurmd, and as often at random, POINTS= kills each (500)
+	POINTS=$(or $(POINTS),500) $(SLURM) -v -run '^TestRootSlurm(Faults|RandomKills)$$' ./integration/slurm | $(GATE) -v
 
 .PHONY: faults
 FAULTS ?= 5

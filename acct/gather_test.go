@@ -149,6 +149,19 @@ func TestSamples(t *testing.T) {
 	known(t, "read", rec.Usage.ReadBytes, 20+2*6976)
 }
 
+// A task that ended before the first sample has no size of its address space, and not 0.
+func TestEndedUnseen(t *testing.T) {
+	g := New(Config{Ranks: []int{0, 1}, Acct: step.Accounting{Gather: gatherLinux}})
+	g.Begin(1, false, []int{100, 101})
+	g.TaskEnded(end(0, 20, 5))
+	g.played(nil, proc(101, 9, 10, 5))
+	rec := record(g, 2)
+	if vm := rec.Tasks[0].Usage.MaxVMSizeBytes; vm != nil {
+		t.Errorf("a task that no sample has seen: %d", *vm)
+	}
+	known(t, "the other's MaxVMSize", rec.Tasks[1].Usage.MaxVMSizeBytes, 10*mb)
+}
+
 // What the kernel tells while a sample is under way may be in the sample, too.
 func TestEndDuringSample(t *testing.T) {
 	g := New(Config{Ranks: []int{0}, Acct: step.Accounting{Gather: gatherLinux}})

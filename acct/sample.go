@@ -254,7 +254,6 @@ func (g *Gatherer) merge(p *pass) {
 	for i := range sums {
 		alive[i] = living{known: true, rssKnown: true}
 		sums[i] = g.accountAt(i).told()
-		sums[i].set(maxVM, 0)
 	}
 	g.now = living{known: true, rssKnown: true}
 	for i := range p.procs {

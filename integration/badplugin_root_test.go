@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"stepd/integration/slurm/cluster"
 )
@@ -129,8 +130,9 @@ func (s *realSlurm) nothingLeft(t testing.TB) {
 	})
 }
 
-// TestRootFailingPluginUnderSlurmd compares how a step ends where a plugin's hook returns -1: what
-// srun says, its exit code, and how slurmctld shows the job and the node.
+// TestRootFailingPluginUnderSlurmd compares how a step of srun's and one of sbatch's end where a
+// plugin's hook returns -1: what is printed, srun's exit code, and how slurmctld shows the job and
+// the node.
 func TestRootFailingPluginUnderSlurmd(t *testing.T) {
 	for _, release := range cluster.Releases() {
 		t.Run(release, func(t *testing.T) {
@@ -140,14 +142,14 @@ func TestRootFailingPluginUnderSlurmd(t *testing.T) {
 			}
 			r := newReportWith(t, release, "testdata/differences-failing.tsv")
 			for _, hook := range remoteHooks {
-				for _, flag := range []string{"required", "optional"} {
+				for _, what := range []string{hook + ", required", hook + ", optional", hook + ", required, batch"} {
+					words := strings.Split(what, ", ")
 					var ends [2]map[string]string
 					var wg sync.WaitGroup
 					for i := range twins {
-						wg.Go(func() { ends[i] = twins[i].failing(t, hook, flag) })
+						wg.Go(func() { ends[i] = twins[i].failing(t, words[0], words[1], len(words) > 2) })
 					}
 					wg.Wait()
-					what := hook + ", " + flag
 					for _, field := range []string{"exit code", "output", "stderr", "job", "node"} {
 						r.fact(what, what, field, ends[0][field], ends[1][field])
 					}
@@ -158,35 +160,74 @@ func TestRootFailingPluginUnderSlurmd(t *testing.T) {
 	}
 }
 
-// failing runs one step whose plugin fails.
-func (s *realSlurm) failing(t testing.TB, hook, flag string) map[string]string {
+// failing runs one step whose plugin fails, of srun's or of a batch job.
+func (s *realSlurm) failing(t testing.TB, hook, flag string, batch bool) map[string]string {
 	t.Helper()
-	r := s.run(t, []string{strings.ToUpper(flag) + "=hook=" + hook + " do=fail"}, "srun", "-Q", "-n1", "echo", "ran")
+	env := []string{strings.ToUpper(flag) + "=hook=" + hook + " do=fail"}
 	ask := func(args ...string) string {
 		b, err := s.Command(t.Context(), "root", args[0], args[1:]...).Output()
 		must(t, err)
 		return strings.TrimSpace(string(b))
 	}
-	eventually(t, callTimeout, "the job is over", func() error {
-		if jobs := ask("squeue", "-h"); jobs != "" {
-			return errors.New(jobs)
+	var r result
+	if batch {
+		path := s.Path("work/" + alice.name + "/" + hook + "." + flag)
+		r = s.run(t, env, "sbatch", "-Q", "-n1", "-o", path, "--wrap", "echo ran")
+		s.batchEnds(t)
+		b, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
 		}
-		return nil
-	})
+		r.err, r.out = string(b), "" // the lines of several programs
+	} else {
+		r = s.run(t, env, "srun", "-Q", "-n1", "echo", "ran")
+		s.noJob(t)
+	}
 	ends := map[string]string{"exit code": fmt.Sprint(r.code), "output": s.lines(r.out), "stderr": s.lines(r.err)}
 	for _, word := range strings.Fields(ask("scontrol", "show", "job", "-o")) {
 		switch name, _, _ := strings.Cut(word, "="); name {
 		case "JobId":
 			ends["job"] = "" // the last one counts
-		case "JobState", "Reason", "ExitCode":
-			ends["job"] += word + " "
+		case "JobState", "Reason", "ExitCode", "Restarts":
+			if word != "Restarts=0" {
+				ends["job"] += word + " "
+			}
 		}
 	}
 	ends["node"] = ask("sinfo", "-h", "-o", "%T %E")
+	ask("scancel", "-u", alice.name)
+	s.noJob(t)
 	if !strings.HasPrefix(ends["node"], "idle") {
 		ask("scontrol", "update", "NodeName="+cluster.Node, "State=RESUME")
 	}
 	return ends
+}
+
+// noJob waits until all jobs have ended.
+func (s *realSlurm) noJob(t testing.TB) {
+	t.Helper()
+	eventually(t, callTimeout, "the job is over", func() error {
+		out, err := s.Command(t.Context(), "root", "squeue", "-h").Output()
+		if len(out) > 0 {
+			err = errors.New(string(out))
+		}
+		return err
+	})
+}
+
+// batchEnds waits until the last job has ended, or is to begin anew.
+func (s *realSlurm) batchEnds(t testing.TB) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the batch job has ended", func() error {
+		out, err := s.Command(t.Context(), "root", "scontrol", "show", "job", "-o").Output()
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		for _, begun := range []string{"RUNNING", "COMPLETING", "CONFIGURING", "PENDING"} {
+			if last := lines[len(lines)-1]; strings.Contains(last, " JobState="+begun+" ") && strings.Contains(last, " Restarts=0 ") {
+				err = errors.New(last)
+			}
+		}
+		return err
+	})
 }
 
 // lines are the lines of a text in the order of their words, in one line: several programs

@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/integration/slurm/cluster"
 	"stepd/internal/testkit"
 )
@@ -23,14 +26,14 @@ const (
 	keeperIn  = time.Second
 	faultWait = 20 * time.Second // for what has no limit of its own
 	// everyNth is how many points of the table make test tries.
-	everyNth = 3
+	everyNth = 4
 	// faultWorkers is how many points are tried at once.
 	faultWorkers = 5
 )
 
-// TestRootSlurmFaults kills the step daemon, its host of plugins and its keeper at every phase
-// of srun's and sbatch's steps. POINTS is how many points to try, of both kinds of step at each
-// phase in turns; without it every third is tried. ONLY is a part of their names.
+// TestRootSlurmFaults kills the step daemon, its host of plugins, its keeper, and daemon and keeper
+// together at every phase of srun's and sbatch's steps. POINTS is how many points to try, of both kinds of step at each
+// phase in turns; without it every fourth is tried. ONLY is a part of their names.
 func TestRootSlurmFaults(t *testing.T) {
 	testkit.RequireRoot(t)
 	points := few(faultTable(0), everyNth)
@@ -45,7 +48,7 @@ func TestRootSlurmFaults(t *testing.T) {
 		points = points[:n]
 	}
 	points = slices.DeleteFunc(points, func(f fault) bool { return !strings.Contains(f.String(), os.Getenv("ONLY")) })
-	s := startFaultSite(t)
+	s := startFaultSite(t, holding(t))
 	began := time.Now()
 	var hits atomic.Int32
 	todo := make(chan fault)
@@ -75,30 +78,46 @@ func TestRootSlurmFaults(t *testing.T) {
 // faultSite is a cluster whose step daemon stops where a test wants it.
 type faultSite struct {
 	*cluster.Cluster
-	space string
-	wd    string // the user's
+	programs string
+	space    string
+	wd       string // the user's
 
 	mu    sync.Mutex
-	next  int           // guarded by mu: numbers the points
-	slow  time.Duration // guarded by mu: the longest time from a kill to a clean node
-	told  time.Duration // guarded by mu: the longest time from a kill to the client's end
-	again time.Duration // guarded by mu: the longest time to a new keeper
+	next  int     // guarded by mu: numbers the points
+	slow  longest // guarded by mu: from a kill to a clean node
+	told  longest // guarded by mu: from a kill to the client's end
+	again longest // guarded by mu: to a new keeper
 }
 
-func startFaultSite(t *testing.T) *faultSite {
+// longest is the longest time of several points, and whose it is.
+type longest struct {
+	took time.Duration
+	of   string
+}
+
+func (l longest) String() string { return fmt.Sprintf("%v (%s)", l.took.Round(time.Millisecond), l.of) }
+
+// startFaultSite starts a cluster with a folder of programs.
+func startFaultSite(t *testing.T, programs string) *faultSite {
 	site := cluster.Site{
-		Release: "22.05", Cache: cache(), Programs: holding(t), StepDaemon: ours, Users: []string{"alice"},
+		Release: "22.05", Cache: cache(), Programs: programs, StepDaemon: ours, Users: []string{"alice"},
 		Files: map[string]string{"plugstack.conf": "required " + cluster.Programs + "/rude.so\n"},
 	}
 	c, err := cluster.Start(t.Context(), site)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &faultSite{Cluster: c, space: space(t, c), wd: c.Path("work/alice")}
+	s := &faultSite{Cluster: c, programs: programs, space: space(t, c), wd: c.Path("work/alice")}
 	t.Cleanup(func() {
 		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
+		roots, err := c.CgroupRoots()
+		if err := errors.Join(err, c.Stop()); err != nil {
 			t.Error(err)
+		}
+		for _, root := range roots {
+			if _, err := os.Stat(root); err == nil {
+				t.Errorf("%q is left", root)
+			}
 		}
 	})
 	// What the first step makes for all.
@@ -108,15 +127,25 @@ func startFaultSite(t *testing.T) *faultSite {
 	return s
 }
 
-// holding makes a folder of the programs, with a slurmstepd that stops at the named line, and
-// of a plugin, for which steps have a host.
+// holding makes a folder as hosting does, with a slurmstepd that stops at the named line.
 func holding(t *testing.T) string {
+	dir := hosting(t)
+	build := exec.Command("go", "build", "-tags", "failpoint", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir+"/", "./cmd/slurmstepd")
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	return dir
+}
+
+// hosting makes a folder of the programs, and of a plugin, for which steps have a host.
+func hosting(t *testing.T) string {
 	built := programs(t)
 	dir, err := os.MkdirTemp("/var/tmp", "slurm-programs")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	must(t, os.Chmod(dir, 0o755))
-	for _, name := range []string{"spankhost", "stepkeeper"} {
+	for _, name := range []string{"slurmstepd", "spankhost", "stepkeeper"} {
 		b, err := os.ReadFile(filepath.Join(built, name))
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(dir, name), b, 0o755))
@@ -124,11 +153,6 @@ func holding(t *testing.T) string {
 	compile := exec.Command("gcc", "-Wall", "-fPIC", "-shared", "../testdata/plugins/rude.c", "-o", filepath.Join(dir, "rude.so"))
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	build := exec.Command("go", "build", "-tags", "failpoint", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", dir+"/", "./cmd/slurmstepd")
-	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	return dir
 }
@@ -141,11 +165,13 @@ func (s *faultSite) number() string {
 	return fmt.Sprintf("point%d", s.next)
 }
 
-// note keeps the longest time.
-func (s *faultSite) note(longest *time.Duration, took time.Duration) {
+// note keeps the longest time since a moment, and whose it is.
+func (s *faultSite) note(l *longest, took time.Duration, of fmt.Stringer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	*longest = max(*longest, took)
+	if took > l.took {
+		*l = longest{took, of.String()}
+	}
 }
 
 func must(t testing.TB, err error) {
@@ -158,7 +184,7 @@ func must(t testing.TB, err error) {
 // report closes the site's books: what is left for all steps together.
 func (s *faultSite) report(t *testing.T, took time.Duration) {
 	t.Logf("%v in all; at most %v to a clean node, %v to the client's end, %v to a new keeper",
-		took.Round(time.Second), s.slow.Round(time.Millisecond), s.told.Round(time.Millisecond), s.again.Round(time.Millisecond))
+		took.Round(time.Second), s.slow, s.told, s.again)
 	eventually(t, faultWait, func() error { return s.idle(t) })
 	if out, err := s.Command(t.Context(), "alice", "timeout", "20", "srun", "echo", "next").CombinedOutput(); err != nil || string(out) != "next\n" {
 		t.Errorf("the next step: %v\n%s", err, out)
@@ -172,4 +198,36 @@ func (s *faultSite) idle(t *testing.T) error {
 		err = fmt.Errorf("sinfo and squeue: %q", out)
 	}
 	return err
+}
+
+// swept has another step run, and waits for the end of all that a job has left whose step daemon
+// and keeper have died. No one reports that end: srun is killed, and the job cancelled.
+func (s *faultSite) swept(t *testing.T, job int, name string) {
+	t.Helper()
+	if out, err := s.Command(t.Context(), "alice", "timeout", "20", "srun", "-Q", "true").CombinedOutput(); err != nil {
+		t.Errorf("the next step: %v: %s", err, out)
+	}
+	eventually(t, endsIn, func() error { return remains(s.Cluster, s.space, job) })
+	if out, err := s.Command(t.Context(), "root", "scancel", "-Q", strconv.Itoa(job)).CombinedOutput(); err != nil {
+		t.Errorf("scancel: %v: %s", err, out)
+	}
+	for _, p := range search(s.space, func(title string, _ []byte) bool {
+		return strings.HasPrefix(title, "srun ") && strings.Contains(title, " "+name+" ")
+	}) {
+		kill(t, p, unix.SIGKILL)
+	}
+}
+
+// log prints what the daemons have logged of a job.
+func (s *faultSite) log(t *testing.T, job int) {
+	t.Helper()
+	for _, name := range []string{"slurmd.log", "slurmctld.log"} {
+		text, err := os.ReadFile(s.Path(name))
+		must(t, err)
+		for line := range strings.Lines(string(text)) {
+			if strings.Contains(line, strconv.Itoa(job)) {
+				t.Logf("%s: %s", name, line)
+			}
+		}
+	}
 }

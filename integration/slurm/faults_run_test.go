@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,11 +133,18 @@ func (f *faultRun) await(t *testing.T) int {
 func (f *faultRun) strike(t *testing.T) {
 	t.Helper()
 	s := f.site
-	victim := named(processes(s.space, f.job), f.victim)
+	all := processes(s.space, f.job)
+	victim := named(all, f.victim)
 	f.killed = time.Now()
-	f.hit = kill(t, victim, unix.SIGKILL)
+	if f.victim == both {
+		f.hit = killBoth(t, all)
+	} else {
+		f.hit = kill(t, victim, unix.SIGKILL)
+	}
 	defer f.release()
 	switch f.victim {
+	case both:
+		s.swept(t, f.job, f.name)
 	case "slurmstepd":
 		eventually(t, endsIn, func() error { return left(s.Cluster, s.space, f.job) })
 	case "spankhost":
@@ -154,10 +160,10 @@ func (f *faultRun) strike(t *testing.T) {
 			}
 			return nil
 		})
-		s.note(&s.again, time.Since(f.killed))
+		s.note(&s.again, time.Since(f.killed), f)
 		return
 	}
-	s.note(&s.slow, time.Since(f.killed))
+	s.note(&s.slow, time.Since(f.killed), f)
 }
 
 // wait waits for the client.
@@ -170,7 +176,7 @@ func (f *faultRun) wait(t *testing.T) {
 		<-f.done // timeout(1)
 	}
 	if f.hit && f.victim == "slurmstepd" && !f.kind.batch && f.at.phase != phaseEnding {
-		f.site.note(&f.site.told, f.ended.Sub(f.killed))
+		f.site.note(&f.site.told, f.ended.Sub(f.killed), f)
 	}
 }
 
@@ -179,6 +185,7 @@ func (f *faultRun) judge(t *testing.T) {
 	t.Helper()
 	own := f.client.ProcessState.ExitCode() == 7
 	switch {
+	case f.victim == both && f.hit: // srun has been killed
 	case f.client.ProcessState.ExitCode() <= 0:
 		t.Errorf("exit code %d", f.client.ProcessState.ExitCode())
 	case !own && (f.victim == "stepkeeper" || !f.hit):
@@ -191,29 +198,13 @@ func (f *faultRun) judge(t *testing.T) {
 	}
 	eventually(t, faultWait, func() error {
 		out, err := f.site.Command(t.Context(), "root", "scontrol", "-o", "show", "job", strconv.Itoa(f.job)).Output()
-		if err == nil && !strings.Contains(string(out), " JobState=FAILED ") {
+		if err == nil && !strings.Contains(string(out), " JobState=FAILED ") && (f.victim != both || !strings.Contains(string(out), " JobState=CANCELLED ")) {
 			err = fmt.Errorf("scontrol show job: %s", out)
 		}
 		return err
 	})
 	if t.Failed() {
 		t.Logf("it printed: %s", f.said.String())
-		f.log(t)
-	}
-}
-
-// log prints what the daemons have logged of the job.
-func (f *faultRun) log(t *testing.T) {
-	for _, name := range []string{"slurmd.log", "slurmctld.log"} {
-		file, err := os.Open(f.site.Path(name))
-		must(t, err)
-		text, err := io.ReadAll(file)
-		file.Close()
-		must(t, err)
-		for line := range strings.Lines(string(text)) {
-			if strings.Contains(line, strconv.Itoa(f.job)) {
-				t.Logf("%s: %s", name, line)
-			}
-		}
+		f.site.log(t, f.job)
 	}
 }

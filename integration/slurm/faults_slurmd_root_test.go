@@ -45,7 +45,7 @@ func ends(t *testing.T, runs []*faultRun) {
 func TestRootSlurmdKilled(t *testing.T) {
 	testkit.RequireRoot(t)
 	t.Parallel()
-	s := startFaultSite(t)
+	s := startFaultSite(t, holding(t))
 	runs := hold(t, s, "slurmd", few(moments(), 2))
 	if t.Failed() {
 		return
@@ -72,7 +72,7 @@ func TestRootSlurmdKilled(t *testing.T) {
 func TestRootMungedDown(t *testing.T) {
 	testkit.RequireRoot(t)
 	t.Parallel()
-	s := startFaultSite(t)
+	s := startFaultSite(t, holding(t))
 	runs := hold(t, s, "munged", few(moments(), 3))
 	if t.Failed() {
 		return

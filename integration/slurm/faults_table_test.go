@@ -85,6 +85,9 @@ var (
 	}}
 )
 
+// both is the victim where a step daemon and its keeper are killed.
+const both = "slurmstepd and stepkeeper"
+
 // fault is one point: who is killed when, in a step of what kind.
 type fault struct {
 	victim string
@@ -107,6 +110,7 @@ func faultTable(round int) (all []fault) {
 	spread("slurmstepd", "state STARTING", "end")
 	spread("spankhost", "end of spankhost", "end of exit")
 	spread("stepkeeper", "state STARTING", "end")
+	spread(both, "state STARTING", "end")
 	return all
 }
 

@@ -1,7 +1,6 @@
 package slurm
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -12,30 +11,22 @@ import (
 	"stepd/integration/slurm/cluster"
 )
 
-// cgroupRoots are the cgroups below which the cluster's step daemons make theirs, of the tracker
-// and of each v1 controller. The spool has their parents, and its path their name.
-func cgroupRoots(c *cluster.Cluster) ([]string, error) {
-	text, err := os.ReadFile(c.Path("spool/stepd/cgroup"))
-	if err != nil {
-		return nil, err
+// left is what a job has left on its node, as an error, as remains has it. The event logs of
+// its steps are to be there.
+func left(c *cluster.Cluster, space string, job int) error {
+	if err := remains(c, space, job); err != nil {
+		return err
 	}
-	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	if len(lines) < 3 {
-		return nil, fmt.Errorf("cannot read spool/stepd/cgroup: %q", text)
+	logs, err := filepath.Glob(c.Path(fmt.Sprintf("spool/stepd/%d.*.events", job)))
+	if err == nil && len(logs) == 0 {
+		err = errors.New("its event log is gone")
 	}
-	sum := sha256.Sum256([]byte(c.Path("spool")))
-	name := fmt.Sprintf("stepd-%x", sum[:4])
-	roots := []string{filepath.Join(lines[2], name)}
-	for _, l := range lines[3:] {
-		_, dir, _ := strings.Cut(l, " ")
-		roots = append(roots, filepath.Join(dir, name))
-	}
-	return roots, nil
+	return err
 }
 
-// left is what a job has left on its node, as an error: processes, sockets, its script, its
-// cgroups. The event logs of its steps are to be there.
-func left(c *cluster.Cluster, space string, job int) error {
+// remains is an error of what a job has left on its node: processes, sockets, its script, its
+// cgroups.
+func remains(c *cluster.Cluster, space string, job int) error {
 	var what []string
 	for _, p := range processes(space, job) {
 		if !strings.HasPrefix(p.title, "srun ") && !strings.HasPrefix(p.title, "sbatch ") {
@@ -51,7 +42,7 @@ func left(c *cluster.Cluster, space string, job int) error {
 			what = append(what, "file "+f.Name())
 		}
 	}
-	roots, err := cgroupRoots(c)
+	roots, err := c.CgroupRoots()
 	if err != nil {
 		return err
 	}
@@ -66,9 +57,5 @@ func left(c *cluster.Cluster, space string, job int) error {
 		slices.Sort(what)
 		return errors.New("left: " + strings.Join(what, ", "))
 	}
-	logs, err := filepath.Glob(c.Path(fmt.Sprintf("spool/stepd/%d.*.events", job)))
-	if err == nil && len(logs) == 0 {
-		err = errors.New("its event log is gone")
-	}
-	return err
+	return nil
 }

@@ -60,7 +60,7 @@ func stock(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	spool, err := os.ReadDir(c.Path("spool"))
 	must(t, err)
-	roots, err := cgroupRoots(c)
+	roots, err := c.CgroupRoots()
 	must(t, err)
 	jobs := 0
 	for _, root := range roots {

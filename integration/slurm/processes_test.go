@@ -33,9 +33,16 @@ func space(t testing.TB, c *cluster.Cluster) string {
 
 // processes lists the job's processes in the namespace: its daemons by their titles,
 // its tasks by their environment. A process that has ended, and is not waited for yet, is none.
-func processes(space string, job int) (found []process) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
+func processes(space string, job int) []process {
 	number := fmt.Sprintf("SLURM_JOB_ID=%d\x00", job)
+	return search(space, func(title string, env []byte) bool {
+		return strings.Contains(title, fmt.Sprintf(": [%d.", job)) || bytes.Contains(env, []byte(number))
+	})
+}
+
+// search lists the processes in the namespace that match.
+func search(space string, match func(title string, env []byte) bool) (found []process) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
 		if ns, err := os.Readlink(dir + "/ns/pid"); err != nil || ns != space {
 			continue
@@ -46,7 +53,7 @@ func processes(space string, job int) (found []process) {
 			continue
 		}
 		title := string(bytes.TrimRight(bytes.ReplaceAll(args, []byte{0}, []byte(" ")), " "))
-		if strings.Contains(title, fmt.Sprintf(": [%d.", job)) || bytes.Contains(env, []byte(number)) {
+		if match(title, env) {
 			pid, _ := strconv.Atoi(filepath.Base(dir))
 			found = append(found, process{pid, title})
 		}
@@ -75,6 +82,20 @@ func kill(t testing.TB, p process, sig unix.Signal) bool {
 		t.Fatal(err)
 	}
 	return err == nil
+}
+
+// killBoth kills a step daemon and its keeper, so that none of them follows the other, and
+// reports whether both existed.
+func killBoth(t testing.TB, all []process) bool {
+	t.Helper()
+	daemon, keeper := named(all, "slurmstepd"), named(all, "stepkeeper")
+	for _, v := range []process{daemon, keeper} {
+		if !kill(t, v, unix.SIGSTOP) {
+			kill(t, daemon, unix.SIGCONT)
+			return false
+		}
+	}
+	return kill(t, keeper, unix.SIGKILL) && kill(t, daemon, unix.SIGKILL)
 }
 
 // reader finds the job of the step daemon that reads the FIFO.

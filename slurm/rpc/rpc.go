@@ -25,6 +25,9 @@ type Client struct {
 	// before it, TCPTimeout: a controller whose host is down is not waited for longer. 0 is 10 s
 	// and 2 s.
 	Timeout, Connect time.Duration
+	// Written is called when a peer has been written a message, before its answer. nil does
+	// nothing.
+	Written func(wire.Message)
 }
 
 // Peer is who a message goes to.
@@ -97,6 +100,9 @@ func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if _, err := conn.Write(wire.Frame(c.Release, m.Type(), token, body)); err != nil {
 		return err
+	}
+	if c.Written != nil {
+		c.Written(m)
 	}
 	b, err := readFrame(conn)
 	if err != nil && ctx.Err() != nil {

@@ -35,8 +35,14 @@ type audience struct {
 	launched  bool                    // srun knows that the tasks run; only Run's goroutine uses it, till running is closed
 	exited    map[int]bool            // ranks whose ends are told, or will be; as launched
 	// running is closed when the tasks run, or will not.
-	running  chan struct{}
-	once     sync.Once
+	running chan struct{}
+	once    sync.Once
+	// endSent is closed when slurmctld has been sent the step's end, or cannot be: srun, which
+	// ends the job, learns of the last task afterwards. An end after the job's is refused, and
+	// with it what the step has used.
+	endSent  chan struct{}
+	endOnce  sync.Once
+	told     int           // ranks whose ends srun has, or has waiting; only tellExit uses it
 	patience time.Duration // srunPatience; tests shorten it
 }
 
@@ -48,7 +54,7 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), patience: srunPatience}
+	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), endSent: make(chan struct{}), patience: srunPatience}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
@@ -97,10 +103,20 @@ func (a *audience) send(ctx context.Context) {
 		if ctx.Err() != nil {
 			continue // finish has given up, and said so
 		}
+		if end, ok := m.(lastExit); ok {
+			<-a.endSent
+			m = end.TaskExit
+		}
 		a.d.peers.tellLauncher(ctx, m)
 		a.d.markSent(m)
 	}
 }
+
+// lastExit is the end of the last tasks: an srun of its own job ends the job then.
+type lastExit struct{ *wire.TaskExit }
+
+// settleEnd says that slurmctld has been sent the step's end, or cannot be.
+func (a *audience) settleEnd() { a.endOnce.Do(func() { close(a.endSent) }) }
 
 func (a *audience) tell(m wire.Message) {
 	if a.d.peers.launcher == "" {
@@ -165,11 +181,20 @@ func (a *audience) tellEnds(ranks []int, status step.ExitStatus) {
 	if rec := a.d.st.Record(); outOfMemory(&rec) {
 		status = oomStatus
 	}
+	a.tellExit(ranks, status)
+}
+
+// tellExit tells srun of the ends of tasks.
+func (a *audience) tellExit(ranks []int, status step.ExitStatus) {
 	m := &wire.TaskExit{Step: a.d.id(), Status: uint32(status)}
 	for _, r := range ranks {
 		m.Ranks = append(m.Ranks, uint32(r))
 	}
-	a.tell(m)
+	if a.told += len(ranks); a.told < len(a.d.plan.Ranks) {
+		a.tell(m)
+	} else {
+		a.tell(lastExit{m})
+	}
 }
 
 func (a *audience) State(rec step.Record) {

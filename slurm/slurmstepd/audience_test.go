@@ -91,3 +91,19 @@ func TestEndsAfterHost(t *testing.T) {
 		t.Errorf("told %v, want %v", told, want)
 	}
 }
+
+// TestLastExit: srun learns of the last tasks when slurmctld has been sent the step's end.
+func TestLastExit(t *testing.T) {
+	d := &daemon{stream: &wire.Stream{Launch: &wire.Launch{}}, plan: &task.Plan{Ranks: []int{0, 1, 2}}, peers: &peers{launcher: "srun"}}
+	a := &audience{d: d, messages: make(chan wire.Message, messagesMax)}
+	d.aud = a
+	for _, m := range []struct {
+		ranks []int
+		last  bool
+	}{{[]int{0, 2}, false}, {[]int{1}, true}} {
+		a.tellExit(m.ranks, 0)
+		if _, last := (<-a.messages).(lastExit); last != m.last {
+			t.Errorf("the end of %v is the last: %v", m.ranks, last)
+		}
+	}
+}

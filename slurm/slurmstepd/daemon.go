@@ -161,6 +161,7 @@ func (d *daemon) wire() (err error) {
 	if d.aud, err = newAudience(d); err != nil {
 		return err
 	}
+	d.peers.attempted = d.aud.settleEnd
 	if err := d.guard(); err != nil {
 		return err
 	}
@@ -246,8 +247,7 @@ func (d *daemon) run() int {
 	swept := make(chan struct{})
 	go d.sweep(swept)
 	rec := d.st.Run(ctx)
-	d.aud.finish(report, &rec)
-	d.complete(report, &rec)
+	d.reportEnd(report, &rec)
 	d.mark(markComplete)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	<-swept
@@ -257,6 +257,24 @@ func (d *daemon) run() int {
 	}
 	d.log.Debug("done")
 	return 0
+}
+
+// reportEnd tells srun and slurmctld that the step has ended, both at once: srun's last message
+// waits for slurmctld's (audience.endSent).
+func (d *daemon) reportEnd(ctx context.Context, rec *step.Record) {
+	if d.stream.Batch != nil {
+		d.aud.finish(ctx, rec) // of the script's output, which is whole when its end is known
+		d.complete(ctx, rec)
+		return
+	}
+	completed := make(chan struct{})
+	go func() {
+		defer close(completed)
+		defer d.aud.settleEnd()
+		d.complete(ctx, rec)
+	}()
+	d.aud.finish(ctx, rec)
+	<-completed
 }
 
 // complete tells slurmctld that the step has ended here.
@@ -309,8 +327,7 @@ func (d *daemon) remove() error {
 const sweepPatience = time.Second
 
 // sweep kills what dead step daemons and their dead keepers have left, once the launch is
-// over, and logs what the step asks for and is not done, and what is configured and is not,
-// the latter once for each change of it.
+// over, and logs what is configured and not done, once for each change of it.
 func (d *daemon) sweep(done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
@@ -319,9 +336,6 @@ func (d *daemon) sweep(done chan<- struct{}) {
 	swept, err := d.place.Sweep(ctx, d.cleanSwept)
 	for _, id := range swept {
 		d.log.Warnf("killed what the dead step daemon of step %s has left", id.Name())
-	}
-	for _, line := range check.Ignored(d.stream) {
-		d.log.Warnf("not done: %s", line)
 	}
 	err = errors.Join(err, check.Note(place.Dir(d.stream.Conf.Spool), d.conf.Control.Digest, d.conf.File, d.stream.Conf.Node, func(line string) {
 		d.log.Warnf("not done: %s", line)

@@ -23,6 +23,9 @@ type peers struct {
 	slurmUser  uint32
 	launcher   string   // srun's HOST:PORT, "" without one
 	addrs      []string // of the controllers
+	// attempted is called when a controller has the step's end in its socket, and when none has
+	// taken it so far; nil does nothing.
+	attempted func()
 }
 
 // tellLauncher sends a message to srun. srun may be gone: the step goes on.
@@ -43,8 +46,21 @@ func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Mess
 	for _, addr := range p.addrs {
 		to = append(to, rpc.Peer{Addr: addr, Reader: munge.Anyone, Signers: []uint32{p.slurmUser, 0}})
 	}
-	retry.Failed = func(err error, again time.Duration) { p.log.Errorf("%v; again in %v", err, again) }
-	err := p.ctld.Deliver(ctx, to, m, retry)
+	attempted := p.attempted
+	if attempted == nil {
+		attempted = func() {}
+	}
+	retry.Failed = func(err error, again time.Duration) {
+		attempted()
+		p.log.Errorf("%v; again in %v", err, again)
+	}
+	ctld := p.ctld
+	ctld.Written = func(m wire.Message) {
+		if _, ok := m.(*wire.StepComplete); ok {
+			attempted()
+		}
+	}
+	err := ctld.Deliver(ctx, to, m, retry)
 	var refused *rpc.ReturnError
 	switch {
 	case errors.As(err, &refused) && refused.Over():

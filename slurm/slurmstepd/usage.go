@@ -30,6 +30,10 @@ func usage(rec *step.Record, site []wire.TRES, node uint32) *wire.Usage {
 			sum(&t.Out, rec.Tasks, node, count.out)
 		}
 	}
+	if t := u.Of(wire.TRESEnergy); t != nil { // no sensor is read: Slurm's own counts 0 J then, of no task
+		none := wire.Figures{MaxNode: uint64(node), MaxTask: wire.Infinite64, MinNode: uint64(node), MinTask: wire.Infinite64}
+		t.In, t.Out = none, none
+	}
 	return u
 }
 

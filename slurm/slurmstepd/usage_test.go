@@ -22,10 +22,11 @@ func TestUsage(t *testing.T) {
 		},
 	}
 	none := wire.NewUsage(site).TRES[2].In
+	zero := wire.Figures{MaxNode: 2, MaxTask: wire.Infinite64, MinNode: 2, MinTask: wire.Infinite64}
 	want := &wire.Usage{User: 1500 * time.Millisecond, System: 250 * time.Millisecond, TRES: []wire.TRESUsage{
 		{TRES: wire.TRES{ID: wire.TRESCPU}, In: wire.Figures{Max: 1250, MaxNode: 2, MaxTask: 5, Min: 500, MinNode: 2, MinTask: 4, Total: 1750}, Out: none},
 		{TRES: wire.TRES{ID: wire.TRESMemory}, In: wire.Figures{Max: 900, MaxNode: 2, MaxTask: 7, Min: 100, MinNode: 2, MinTask: 5, Total: 1300}, Out: none},
-		{TRES: wire.TRES{ID: wire.TRESEnergy}, In: none, Out: none},
+		{TRES: wire.TRES{ID: wire.TRESEnergy}, In: zero, Out: zero},
 		{TRES: wire.TRES{ID: wire.TRESDisk}, In: none, Out: wire.Figures{Max: 7, MaxNode: 2, MaxTask: 4, Min: 7, MinNode: 2, MinTask: 4, Total: 7}},
 	}}
 	if d := cmp.Diff(want, usage(rec, site, 2)); d != "" {

@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -145,25 +143,6 @@ func (c *Cluster) Stop() error {
 	// The processes end with process 1, also those that do not heed it.
 	err := c.init.Wait()
 	return errors.Join(err, c.removeCgroups(), os.RemoveAll(c.Dir))
-}
-
-// removeCgroups removes the cluster's tree of cgroups, in which no process is left.
-func (c *Cluster) removeCgroups() error {
-	if c.cgroups == "" {
-		return nil
-	}
-	c.leaf.Close()
-	var dirs []string
-	err := filepath.WalkDir(c.cgroups, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			dirs = append(dirs, path)
-		}
-		return err
-	})
-	for _, dir := range slices.Backward(dirs) {
-		err = errors.Join(err, os.Remove(dir))
-	}
-	return err
 }
 
 // Path returns the path of a file of the cluster's folder.

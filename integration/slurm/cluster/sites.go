@@ -6,10 +6,11 @@ package cluster
 var Sites = map[string]Site{
 	"":     {},
 	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
-	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
+	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n", Files: map[string]string{"load": load}},
 	"sacct": {
 		Conf:       "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n",
 		Accounting: true,
+		Files:      map[string]string{"load": load},
 	},
 	"contain": {Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n"},
 	// Slurm gives each component of a heterogeneous job nodes of its own.
@@ -38,3 +39,23 @@ var GuestSite = Site{
 		"NodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1500 State=UNKNOWN\n",
 	Cgroup: "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainCores=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n",
 }
+
+// load is a task with a known usage: load CPU MEMORY WRITES, seconds and twice MB, of which the
+// task of rank 0 uses as much, of rank 1 twice as much, and so on. It writes the seconds that
+// it has used, user's and system's, into cpu.RANK, then makes the file up.RANK, and lives until
+// there is a file go.
+const load = `#!/usr/bin/perl
+my $rank = $ENV{SLURM_PROCID} || 0;
+my ($cpu, $memory, $writes) = map { $_ * ($rank + 1) } @ARGV;
+my ($held, @used);
+vec($held, $memory * 1e6 - 1, 8) = 1;
+open F, ">", "written.$rank" or die $!;
+print F "x" x 1e6 for 1 .. $writes;
+close F;
+do { for (1 .. 10000) {} @used = times } while $used[0] + $used[1] < $cpu;
+open F, ">", "cpu.$rank" or die $!;
+print F "$used[0] $used[1]\n";
+close F;
+open F, ">", "up.$rank" or die $!;
+select undef, undef, undef, 0.1 until -e "go";
+`

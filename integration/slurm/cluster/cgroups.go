@@ -1,0 +1,77 @@
+package cluster
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// CgroupRoots are the cgroups below which the step daemons under test make theirs, of the tracker
+// and of each v1 controller. The spool has their parents, and its path their name. The error
+// wraps fs.ErrNotExist where no step has run yet.
+func (c *Cluster) CgroupRoots() ([]string, error) {
+	text, err := os.ReadFile(c.Path("spool/stepd/cgroup"))
+	if err != nil {
+		return nil, err
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) < 3 {
+		return nil, fmt.Errorf("cannot read spool/stepd/cgroup: %q", text)
+	}
+	name := c.cgroupName()
+	roots := []string{filepath.Join(lines[2], name)}
+	for _, l := range lines[3:] {
+		_, dir, _ := strings.Cut(l, " ")
+		roots = append(roots, filepath.Join(dir, name))
+	}
+	return roots, nil
+}
+
+// cgroupName is the name of each of them.
+func (c *Cluster) cgroupName() string {
+	sum := sha256.Sum256([]byte(c.Path("spool")))
+	return fmt.Sprintf("stepd-%x", sum[:4])
+}
+
+// removeCgroups removes the cluster's cgroups, in which no process is left: its tree, or what its
+// step daemons have made in the machine's. It looks for the latter: a spool that was a mount of
+// the cluster's is gone.
+func (c *Cluster) removeCgroups() error {
+	if c.cgroups != "" {
+		c.leaf.Close()
+		return removeTree(c.cgroups)
+	}
+	name := c.cgroupName()
+	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // another's, meanwhile
+			return nil
+		case err != nil || !d.IsDir() || d.Name() != name:
+			return err
+		}
+		if err := removeTree(path); err != nil {
+			return err
+		}
+		return fs.SkipDir
+	})
+}
+
+// removeTree removes a cgroup and those below it.
+func removeTree(root string) error {
+	var dirs []string
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return err
+	})
+	for _, dir := range slices.Backward(dirs) {
+		err = errors.Join(err, os.Remove(dir))
+	}
+	return err
+}
