@@ -323,6 +323,9 @@ type Confinement struct {
 	Memory []MemoryLevel `json:"memory,omitempty"`
 	// OOMGroup kills all of a level when the kernel kills one process of it.
 	OOMGroup OOMGroup `json:"oom_group,omitempty"`
+	// TaskDeny are devices that single tasks, by local id, must not open beyond what the whole
+	// step must not; nil is none. PerTask is set then.
+	TaskDeny [][]Device `json:"task_deny,omitempty"`
 }
 
 // MemoryLevel is a cgroup whose memory has a limit.

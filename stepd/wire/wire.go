@@ -20,6 +20,7 @@ import (
 	"stepd/task"
 	"stepd/task/affinity"
 	taskcgroup "stepd/task/cgroup"
+	"stepd/task/device"
 	"stepd/task/oom"
 )
 
@@ -104,8 +105,8 @@ func taskPlugins(plan *task.Plan, aud task.Audience, killed func(step.OOMKill)) 
 	spec := plan.Spec
 	info := func(text string) { aud.Log(launch.LogInfo, text) }
 	// First: to enter a v1 cpuset undoes a binding.
-	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask {
-		list = append(list, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks))
+	if len(spec.Confine.V1) > 0 || spec.Confine.OOMGroup == step.OOMGroupTask || spec.Confine.TaskDeny != nil {
+		list = append(list, taskcgroup.New(spec.Confine, spec.Proctrack.Tasks, plan.Ranks, device.Attach))
 	}
 	if spec.Affinity != nil {
 		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.

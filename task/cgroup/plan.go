@@ -46,7 +46,8 @@ type Ask struct {
 	NodeMB, JobMB, MB uint64 // memory; of the node RealMemory
 	JobCPUs, CPUs     string // lists
 	JobDenied, Denied []step.Device
-	Bindable          bool // the CPU numbers are the machine's
+	TaskDenied        [][]step.Device // by local id; nil: the tasks have the step's devices
+	Bindable          bool            // the CPU numbers are the machine's
 	OOMGroup          step.OOMGroup
 	AccountV1         []string // v1 controllers that are accounted by
 	PerTask           bool     // accounted by task
@@ -273,11 +274,24 @@ func (p *planner) devices() {
 			rest = append(rest, d)
 		}
 	}
-	if p.at.Devices == HomeV1 && len(p.ask.Denied)+len(p.ask.JobDenied) > 0 {
+	p.taskDevices()
+	if p.at.Devices == HomeV1 && len(p.ask.Denied)+len(p.ask.JobDenied)+len(p.plan.Confine.TaskDeny) > 0 {
 		p.needV1("devices")
 	}
 	p.denyWrites("job", jobDir, p.ask.JobDenied)
 	p.denyWrites("step", stepDir, rest)
+}
+
+// taskDevices leaves to each task's own cgroup what the step's does not refuse.
+func (p *planner) taskDevices() {
+	if p.at.Devices == HomeV2 && p.at.Tracked == "" {
+		return
+	}
+	for _, list := range p.ask.TaskDenied {
+		own := slices.DeleteFunc(slices.Clone(list), func(d step.Device) bool { return slices.ContainsFunc(p.ask.Denied, d.Same) })
+		p.plan.Confine.TaskDeny = append(p.plan.Confine.TaskDeny, own)
+	}
+	p.plan.Confine.PerTask = p.plan.Confine.PerTask || p.plan.Confine.TaskDeny != nil
 }
 
 func (p *planner) denyWrites(level, dir string, denied []step.Device) {
@@ -317,21 +331,26 @@ func (p *planner) tasks() {
 		}
 	}
 	for _, controller := range p.plan.V1 {
-		add(TaskDir(p.at.StepV1[controller], controller, "task_%t", c.PerTask), "cgroup.procs", "%p")
+		add(TaskDir(p.at.StepV1[controller], "task_%t", PerTask(c, controller)), "cgroup.procs", "%p")
 	}
 }
 
-// TaskDir is where the processes of a task go in a v1 hierarchy. Only what is
-// accounted for by task has a directory for each: the others are the step's.
-func TaskDir(dir, controller, task string, perTask bool) string {
-	if perTask && perTaskV1(controller) {
+// TaskDir is where the processes of a task go in a v1 hierarchy.
+func TaskDir(dir, task string, perTask bool) string {
+	if perTask {
 		return filepath.Join(dir, task)
 	}
 	return dir
 }
 
-func perTaskV1(controller string) bool {
-	return controller == "memory" || controller == "cpuacct" || controller == "blkio"
+// PerTask reports whether each task has a directory of its own in a v1 hierarchy: where it is
+// accounted for by task, or has devices of its own. The others are the step's.
+func PerTask(c *step.Confinement, controller string) bool {
+	switch controller {
+	case "memory", "cpuacct", "blkio":
+		return c.PerTask
+	}
+	return controller == "devices" && c.TaskDeny != nil
 }
 
 // Conf is cgroup.conf as far as it limits steps (cgroup.conf(5)).

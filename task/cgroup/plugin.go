@@ -24,6 +24,7 @@ type Plugin struct {
 	confine step.Confinement
 	tasksV2 string // the step's on v2, "" without
 	ranks   []int  // by local id
+	attach  func(dir string, deny []step.Device) error
 	dirs    []placement
 }
 
@@ -36,11 +37,11 @@ type placement struct {
 
 // New makes the plugin of a step. tasksV2 is step.Proctrack.Tasks, "" without a
 // v2 tree, ranks are the ranks of its tasks here by local id. Nothing is touched
-// before PreSetuid.
-func New(c step.Confinement, tasksV2 string, ranks []int) *Plugin {
-	p := &Plugin{confine: c, tasksV2: tasksV2, ranks: ranks}
+// before PreSetuid. attach refuses devices on v2: device.Attach.
+func New(c step.Confinement, tasksV2 string, ranks []int, attach func(dir string, deny []step.Device) error) *Plugin {
+	p := &Plugin{confine: c, tasksV2: tasksV2, ranks: ranks, attach: attach}
 	for controller, dir := range c.V1 {
-		p.dirs = append(p.dirs, placement{controller: controller, dir: dir, perTask: c.PerTask && perTaskV1(controller)})
+		p.dirs = append(p.dirs, placement{controller: controller, dir: dir, perTask: PerTask(&c, controller)})
 	}
 	slices.SortFunc(p.dirs, func(a, b placement) int {
 		// memory last: what the kernel charges on the way is the step's.
@@ -77,8 +78,14 @@ func (p *Plugin) PreLaunchPriv(local, pid int) error {
 			return fmt.Errorf("cannot limit task %d: %w", rank, err)
 		}
 	}
+	if err := p.denyV2(local); err != nil {
+		return fmt.Errorf("cannot limit task %d: %w", rank, err)
+	}
 	for i := range p.dirs {
 		dir, err := p.dirs[i].of(rank)
+		if err == nil && p.dirs[i].controller == "devices" {
+			err = p.denyV1(local, dir)
+		}
 		if err != nil {
 			return fmt.Errorf("cannot limit task %d: %w", rank, err)
 		}
@@ -90,6 +97,31 @@ func (p *Plugin) PreLaunchPriv(local, pid int) error {
 		}
 	}
 	return nil
+}
+
+// denied are the devices that a task alone must not open.
+func (p *Plugin) denied(local int) []step.Device {
+	if local >= len(p.confine.TaskDeny) {
+		return nil
+	}
+	return p.confine.TaskDeny[local]
+}
+
+func (p *Plugin) denyV1(local int, dir string) error {
+	for _, d := range p.denied(local) {
+		if err := writeFile(filepath.Join(dir, "devices.deny"), d.Rule()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plugin) denyV2(local int) error {
+	deny := p.denied(local)
+	if len(deny) == 0 || p.confine.V1["devices"] != "" {
+		return nil
+	}
+	return p.attach(filepath.Join(p.tasksV2, launch.TaskName(p.ranks[local])), deny)
 }
 
 // of returns the directory of a rank, which it makes.

@@ -135,8 +135,11 @@ func New(cfg Config) *Limits {
 	return l
 }
 
-// Denied are the devices that a job and its step must not open.
-type Denied struct{ Job, Step []step.Device }
+// Denied are the devices that a job and its step must not open, and single tasks by local id.
+type Denied struct {
+	Job, Step []step.Device
+	Tasks     [][]step.Device
+}
 
 // Plan decides what confines the step, by its ID, CPUs, memory and MPI type. The error says
 // what of the request cannot be had.
@@ -148,7 +151,7 @@ func (l *Limits) Plan(spec *step.Spec, denied Denied) (*launch.LimitPlan, error)
 	ask := cgroup.Ask{
 		NodeMB: l.nodeMB, JobMB: spec.JobMemoryMB, MB: spec.MemoryMB,
 		JobCPUs: spec.JobCPUs, CPUs: spec.CPUs, Bindable: l.bindable,
-		JobDenied: denied.Job, Denied: denied.Step,
+		JobDenied: denied.Job, Denied: denied.Step, TaskDenied: denied.Tasks,
 		OOMGroup: l.group(spec), PerTask: l.account,
 		CgroupPlugin: l.plugin,
 	}

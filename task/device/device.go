@@ -1,17 +1,14 @@
-// Package device refuses devices to the processes of a cgroup v2, by an eBPF
-// program that is attached to it. It is heavy, and noded's alone.
+// Package device refuses devices to the processes of a cgroup v2, by a BPF program that is
+// attached to it.
 package device
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
-	"github.com/opencontainers/cgroups"
-	_ "github.com/opencontainers/cgroups/devices" // sets cgroups.DevicesSetV2
-	devices "github.com/opencontainers/cgroups/devices/config"
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -19,20 +16,20 @@ import (
 // else; a program that an earlier call has attached is replaced. It holds until
 // the directory is removed: the process that attached it may end.
 func Attach(dir string, deny []step.Device) error {
-	if cgroups.DevicesSetV2 == nil {
-		return errors.New("internal error: device programs are not built in")
-	}
-	rules := []*devices.Rule{{Type: devices.WildcardDevice, Major: devices.Wildcard, Minor: devices.Wildcard, Permissions: "rwm", Allow: true}}
+	var rules []linux.DeviceRule
 	for _, d := range deny {
 		if d.Type != "b" && d.Type != "c" {
 			return fmt.Errorf("cannot refuse device %q: type %q is neither \"b\" nor \"c\"", d.Path, d.Type)
 		}
-		rules = append(rules, &devices.Rule{
-			Type: devices.Type(d.Type[0]), Major: int64(d.Major), Minor: int64(d.Minor), Permissions: "rwm",
-		})
+		rules = append(rules, linux.DeviceRule{Block: d.Type == "b", Major: d.Major, Minor: d.Minor})
 	}
-	if err := cgroups.DevicesSetV2(dir, &cgroups.Resources{Devices: rules}); err != nil {
-		return fmt.Errorf("cannot attach a device program to cgroup %q: %w", dir, err)
+	f, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("cannot refuse devices: %w", err)
+	}
+	defer f.Close()
+	if err := linux.DenyDevices(int(f.Fd()), rules); err != nil {
+		return fmt.Errorf("cannot refuse devices in cgroup %q: %w", dir, err)
 	}
 	return nil
 }
