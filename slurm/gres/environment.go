@@ -40,10 +40,13 @@ func (v vars) unset(names ...string) {
 	}
 }
 
-// Environment are the variables of a task, NAME=VALUE, and the names of those that a user may
+// Environment are the variables of a task, NAME=VALUE, and the names of variables that a user may
 // have and that would contradict them.
 func (p *Plan) Environment(local int, constrained bool) (env, unset []string) {
 	v := vars{}
+	if p.request != "" {
+		v["SLURMD_TRES_BIND"] = p.request
+	}
 	for i := range p.held {
 		h := &p.held[i]
 		switch h.node.Name {
@@ -166,8 +169,8 @@ func (p *Plan) shares(v vars, h *held, local int, constrained bool) {
 	}
 }
 
-// Says are the lines that a task's stderr gets: what could not be bound, and with "verbose"
-// what was. Those of speaker begin with its name.
+// Says are the lines that a task's stderr gets: what could not be bound, which begins with the
+// speaker, and with "verbose" what was.
 func (p *Plan) Says(local int, speaker string, constrained bool) (lines []string) {
 	for i := range p.held {
 		h := &p.held[i]

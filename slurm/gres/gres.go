@@ -17,12 +17,11 @@ import (
 type Plan struct {
 	release wire.Release
 	batch   bool
+	request string // --tres-bind, as srun has it
 	held    []held // of the step, of a batch script its job's
-	missing []string
 
 	// JobDenied, StepDenied and TaskDenied, the latter by local id, are the devices that the
-	// job, the step and a task must not open: of the site's generic resources, those that are
-	// not theirs. TaskDenied is nil where the tasks have the same.
+	// job, the step and a task must not open: what is others' of the site's generic resources. TaskDenied is nil where the tasks have the same.
 	JobDenied, StepDenied []step.Device
 	TaskDenied            [][]step.Device
 	// Paths are the files of the step's devices.
@@ -47,7 +46,7 @@ type Step struct {
 	// Constrained says that a task sees its own devices alone: they are then counted from 0, by
 	// users and for them.
 	Constrained bool
-	// CPUs are those that a task is bound to; nil is all.
+	// CPUs returns which a task is bound to; nil is all.
 	CPUs func(local int) []int
 }
 
@@ -74,6 +73,7 @@ func Of(s *wire.Stream, of Step) (*Plan, error) {
 			return nil, err
 		}
 	}
+	p.request = bind
 	for i := range p.held {
 		h := &p.held[i]
 		if h.bind = parseBind(bind, h.node.Name, p.release); h.bind == nil && s.Launch != nil && accelBinds(s.Launch.AccelBind, h.node.Name) {
@@ -157,7 +157,7 @@ func (h *held) of(local int) []int {
 	return h.bound[local]
 }
 
-// denied are the node's devices but those of which has returns the index, by resource.
+// denied are the node's devices but for the ones whose index has returns, by resource.
 func denied(s *wire.Stream, has func(i int) []int) []step.Device {
 	deny, allow := map[step.Device]bool{}, map[step.Device]bool{}
 	for i := range s.NodeGres {

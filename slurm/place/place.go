@@ -26,9 +26,10 @@ import (
 	"stepd/step/launch"
 	"stepd/task/cgroup"
 	"stepd/task/confine"
+	"stepd/task/device"
 )
 
-// Config is what slurmd and its files say of the node. All are required, Bindable excepted.
+// Config is what slurmd and its files say of the node. All but Bindable and Denied are required.
 type Config struct {
 	// Spool is slurmd's own directory, absolute.
 	Spool string
@@ -39,6 +40,9 @@ type Config struct {
 	// MemoryMB is the node's memory. Bindable says that CPU numbers are the machine's.
 	MemoryMB uint64
 	Bindable bool
+	// Denied says which devices of the site's generic resources are not the step's; nil is none. It
+	// is called once; constrained says that they are kept from it (ConstrainDevices).
+	Denied func(constrained bool) (confine.Denied, error)
 }
 
 // Place is where a step runs. One goroutine at a time may use it.
@@ -55,13 +59,17 @@ type Place struct {
 // it sets the Spec's Proctrack and Confine. What an earlier daemon of the same step has left is
 // killed first, until ctx ends. The error says what cannot be had.
 func Make(ctx context.Context, cfg Config, spec *step.Spec) (*Place, error) {
+	if cfg.Denied == nil {
+		cfg.Denied = func(bool) (confine.Denied, error) { return confine.Denied{}, nil }
+	}
 	p := &Place{cfg: cfg, id: spec.ID}
 	if err := p.find(); err != nil {
 		return nil, err
 	}
 	spec.Proctrack = step.Proctrack{Kind: p.kind}
 	if p.root == nil {
-		return p, nil
+		_, err := cfg.Denied(false)
+		return p, err
 	}
 	if err := p.make(ctx, spec); err != nil {
 		return nil, errors.Join(err, p.Remove(ctx))
@@ -80,9 +88,16 @@ func (p *Place) make(ctx context.Context, spec *step.Spec) error {
 		return err
 	}
 	limits := confine.New(confine.Config{
-		Site: p.cfg.Site, At: confine.Below(p.kind, p.root, v2), MemoryMB: p.cfg.MemoryMB, Bindable: p.cfg.Bindable,
+		Site: p.cfg.Site, At: confine.Below(p.kind, p.root, v2), MemoryMB: p.cfg.MemoryMB, Bindable: p.cfg.Bindable, Devices: true,
 	})
-	plan, err := limits.Plan(spec, confine.Denied{})
+	denied, err := p.cfg.Denied(limits.Devices())
+	if err != nil {
+		return err
+	}
+	if !limits.Devices() {
+		denied = confine.Denied{}
+	}
+	plan, err := limits.Plan(spec, denied)
 	if err != nil {
 		return fmt.Errorf("cannot confine the step: %w", err)
 	}
@@ -93,7 +108,7 @@ func (p *Place) make(ctx context.Context, spec *step.Spec) error {
 	}
 	spec.Proctrack.Dir, spec.Proctrack.Tasks = made.Dir, made.Tasks
 	spec.Confine, spec.Confine.V1 = plan.Confine, made.V1
-	return cgroup.Apply(plan.WritesOf("step"), nil)
+	return cgroup.Apply(plan.WritesOf("step"), device.Attach)
 }
 
 // makeLocked makes the step's cgroups and locks them. No sweep takes them for dead ones
@@ -123,7 +138,7 @@ func (p *Place) makeOnce(ctx context.Context, plan *launch.LimitPlan) (proctrack
 		if err := p.root.MakeJob(p.id.Job, plan.V1); err != nil {
 			return proctrack.StepCgroups{}, err
 		}
-		if err := cgroup.Apply(job, nil); err != nil {
+		if err := cgroup.Apply(job, device.Attach); err != nil {
 			return proctrack.StepCgroups{}, err
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"stepd/internal/lookup"
 	"stepd/slurm/check"
 	"stepd/slurm/extern"
+	"stepd/slurm/gres"
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
 	"stepd/slurm/place"
@@ -47,6 +48,7 @@ type daemon struct {
 	file   *os.File // the log's, nil without one
 	caller *caller
 
+	gres    *gres.Plugin
 	place   *place.Place
 	keeper  *keeper.Keeper // nil where none could be started
 	peers   *peers
@@ -91,7 +93,7 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 		return nil, err
 	}
 	if d.place, err = place.Make(ctx, place.Config{
-		Spool: s.Conf.Spool, Node: s.Conf.Node, Site: d.conf, MemoryMB: s.Conf.RealMemory, Bindable: true,
+		Spool: s.Conf.Spool, Node: s.Conf.Node, Site: d.conf, MemoryMB: s.Conf.RealMemory, Bindable: true, Denied: d.planGres,
 	}, d.spec); err != nil {
 		return nil, err
 	}
@@ -167,7 +169,8 @@ func (d *daemon) wire() (err error) {
 	}
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
 		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{},
-		OnMain: func(f func()) { onMain <- f },
+		OnMain:  func(f func()) { onMain <- f },
+		Plugins: []task.Plugin{d.gres},
 	})
 	if err != nil {
 		return err

@@ -1,7 +1,9 @@
 package spec
 
 import (
+	"math/big"
 	"slices"
+	"strings"
 
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
@@ -88,12 +90,7 @@ func verbosity(bit uint16) step.Verbosity {
 
 // cpus are the machine's CPUs of job and step on this node.
 func cpus(out *step.Spec, conf *wire.Conf, cred *wire.Cred) {
-	hosts, err := slurmconf.ExpandHosts(cred.JobHosts)
-	at := slices.Index(hosts, conf.Node)
-	if err != nil || at < 0 {
-		at = 0
-	}
-	first, cores := slice(cred.Shape, at)
+	first, cores := slice(cred.Shape, JobNode(conf, cred))
 	threads := max(1, int(conf.Threads))
 	job, step_ := machineCPUs(cred.JobCores, first, cores, threads, conf.BlockMap), machineCPUs(cred.StepCores, first, cores, threads, conf.BlockMap)
 	if len(step_) == 0 {
@@ -101,6 +98,47 @@ func cpus(out *step.Spec, conf *wire.Conf, cred *wire.Cred) {
 	}
 	out.JobCPUs, out.CPUs, out.NCPUs = step.FormatCPUList(job), step.FormatCPUList(step_), len(step_)
 }
+
+// JobNode is this node's place among the job's.
+func JobNode(conf *wire.Conf, cred *wire.Cred) int {
+	hosts, err := slurmconf.ExpandHosts(cred.JobHosts)
+	if err != nil {
+		return 0
+	}
+	return max(0, slices.Index(hosts, conf.Node))
+}
+
+// TaskCPUs are the CPUs that a task is bound to, by its local id, as slurmd has decided it; nil
+// is all of the step's.
+func TaskCPUs(s *step.Spec, local int) (cpus []int) {
+	b := &s.Binding.CPU
+	list := strings.Split(b.List, ",")
+	if s.Affinity == nil || b.List == "" {
+		return nil
+	}
+	text, base := list[local%len(list)], 10
+	if digits, ok := strings.CutPrefix(text, "0x"); ok || b.Kind == srunopt.CPUBindMask {
+		text, base = digits, 16
+	}
+	var n big.Int
+	if _, ok := n.SetString(text, base); !ok || n.Sign() < 0 || len(text) > machineMax/4 {
+		return nil
+	}
+	switch b.Kind {
+	case srunopt.CPUBindMap:
+		return []int{int(n.Int64())}
+	case srunopt.CPUBindMask:
+		for cpu := range n.BitLen() {
+			if n.Bit(cpu) != 0 {
+				cpus = append(cpus, cpu)
+			}
+		}
+	}
+	return cpus
+}
+
+// machineMax is the most CPUs of a machine (NR_CPUS of Linux is below).
+const machineMax = 1 << 16
 
 // slice is where in a credential's list of cores a node's begin, and how many they are.
 func slice(shape wire.Shape, node int) (first, cores int) {

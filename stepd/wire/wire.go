@@ -37,6 +37,8 @@ type Neighbours struct {
 	// OnMain runs work on the program's main thread, and returns when that has begun: the
 	// host dies with the thread that starts it (prctl(2)).
 	OnMain func(func())
+	// Plugins are called after the step's own.
+	Plugins []task.Plugin
 }
 
 // Step makes the step of a plan. The process must be a subreaper, and has no other reaper.
@@ -67,7 +69,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 			OverMemory: func(why string) { st.OverMemory(why) },
 			Log:        func(text string) { n.Audience.Log(launch.LogError, text) },
 		}),
-		Plugins: taskPlugins(plan, n.Audience, func(k step.OOMKill) { st.OutOfMemory(k) }),
+		Plugins: append(taskPlugins(plan, n.Audience, func(k step.OOMKill) { st.OutOfMemory(k) }), n.Plugins...),
 	}
 	if plugin != nil { // a nil one in an interface is not nil
 		deps.MPI = plugin

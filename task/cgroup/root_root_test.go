@@ -165,7 +165,7 @@ func (k *kit) confine(t *testing.T, conf Conf, a Ask, pid int) *Plugin {
 		mkdir(t, dir)
 		must(t, writeFile(dir+"/cgroup.procs", fmt.Sprint(pid)))
 	}
-	p := New(plan.Confine, k.at.StepV2, []int{kitRank})
+	p := New(plan.Confine, k.at.StepV2, []int{kitRank}, nil)
 	must(t, p.PreSetuid())
 	must(t, p.PreLaunch(nil))
 	must(t, p.PreLaunchPriv(0, pid))
