@@ -5,9 +5,7 @@
 package check
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -103,7 +101,6 @@ var site = []rule{
 	{"MpiDefault", func(v string) bool { return other("none", "pmi2", "openmpi")(v) && !strings.Contains(v, "pmix") }, "there is no such MPI type: steps without --mpi fail"},
 	{"TaskPlugin", otherIn("none", "affinity", "cgroup"), "the task plugin is not called"},
 	{"ProctrackType", other("cgroup", "linuxproc", "pgid"), "steps are tracked by cgroups instead"},
-	{"GresTypes", set, "generic resources are counted by slurmctld and not handed out: no CUDA_VISIBLE_DEVICES and the like, and no device is kept from a task"},
 	{"SlurmdParameters", has("contain_spank"), "plugins are called outside the job's container"},
 	{"UnkillableStepProgram", set, "the program is not run: where a step cannot be killed, the log has it, and the node is drained"},
 }
@@ -113,11 +110,6 @@ var node = []rule{
 	{"CoreSpecCount", other("0"), "the step daemon is not kept on the specialised cores"},
 	{"CpuSpecList", other(), "the step daemon is not kept on the specialised CPUs"},
 	{"MemSpecLimit", other("0"), "the step daemon is not kept in the reserved memory"},
-}
-
-// cgroup are the ones of cgroup.conf.
-var cgroup = []rule{
-	{"ConstrainDevices", yes, "no device is kept from a task"},
 }
 
 // Site lists what slurm.conf at path, and the files beside it, configure and a step daemon
@@ -145,13 +137,6 @@ func Site(path, nodeName string) ([]Gap, error) {
 		gaps = append(gaps, Gap{filepath.Base(path), "SlurmdLogFile is not set: the step daemon's log is lost, which does not go to syslog"})
 	}
 	beside := filepath.Dir(path)
-	set, err = slurmconf.Settings(filepath.Join(beside, "cgroup.conf"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	for _, s := range set {
-		gaps = append(gaps, matches(cgroup, s)...)
-	}
 	if found, err := filepath.Glob(filepath.Join(beside, "oci.conf*")); err == nil {
 		for _, file := range found {
 			gaps = append(gaps, Gap{filepath.Base(file), "containers of the OCI are not run: a step with --container is refused"})
