@@ -38,6 +38,7 @@ func (n *node) says(t testing.TB, r result, before int, texts ...string) {
 // TestRootABIAnswers: what slurm.h offers beyond spank.h answers in every hook,
 // as far as a step's host can know.
 func TestRootABIAnswers(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildABI(t, n, "abi.so")
 	own := buildABI(t, n, "own.so", "-DOWN", "-lslurm")
@@ -79,6 +80,7 @@ func TestRootABIAnswers(t *testing.T) {
 // administrator when the plugin is loaded, and to the user when it is called:
 // then the message names it, and the step ends as by a crash.
 func TestRootABIMissing(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildABI(t, n, "abi.so")
 	const why = "a step's host has no slurmctld to ask"
@@ -126,6 +128,7 @@ func TestRootABIMissing(t *testing.T) {
 
 // TestRootABIContexts: the same in the programs around a step.
 func TestRootABIContexts(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildABI(t, n, "abi.so")
 	const local, allocator = 1, 3
@@ -159,6 +162,7 @@ func TestRootABIContexts(t *testing.T) {
 
 // TestRootABIRefused: what dlopen refuses names the symbol.
 func TestRootABIRefused(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	for _, c := range []struct{ name, flag, symbol string }{
 		{"data.so", "-DDATA", "no_such_data_xyz"},

@@ -23,6 +23,7 @@ const crashSteps = 12
 // optional one as of a required one. The user hears which plugin and which hook, the node
 // stays idle, and nothing of the step is left.
 func TestRootBadPluginUnderSlurmd(t *testing.T) {
+	waits(t)
 	s := startSlurm(t, cluster.Site{Release: "22.05", StepDaemon: cluster.Programs + "/slurmstepd", Files: map[string]string{"stepd.conf": "HookTimeout=1\n"}})
 	s.rude(t)
 	var wg sync.WaitGroup
@@ -134,6 +135,7 @@ func (s *realSlurm) nothingLeft(t testing.TB) {
 // plugin's hook returns -1: what is printed, srun's exit code, and how slurmctld shows the job and
 // the node.
 func TestRootFailingPluginUnderSlurmd(t *testing.T) {
+	waits(t)
 	for _, release := range cluster.Releases() {
 		t.Run(release, func(t *testing.T) {
 			twins := startTwins(t, release)
@@ -241,6 +243,7 @@ func (s *realSlurm) lines(text string) string {
 // TestRootSlurmAPIUnderSlurmd: a plugin that calls Slurm's library gets the controller's answer.
 // The library loads plugins of its own, which need its functions.
 func TestRootSlurmAPIUnderSlurmd(t *testing.T) {
+	waits(t)
 	s := startSlurm(t, cluster.Site{Release: "22.05", StepDaemon: cluster.Programs + "/slurmstepd"})
 	so := s.Path("slurmapi.so")
 	compile(t, "-fPIC", "-shared", "testdata/plugins/slurmapi.c", "-o", so, "-lslurm", "-Wl,-rpath,"+s.Dir)

@@ -41,6 +41,7 @@ func (n *node) pidsOf(t testing.TB, cmdline string) []int {
 // TestRootBatchJob: the script is a step of its own, and the job's; the steps in
 // it are numbered from 0 and end with it.
 func TestRootBatchJob(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	script := n.userFile(t, "job.sh", `#!/bin/sh
 #SBATCH -J name -n2
@@ -75,6 +76,7 @@ exit 6
 
 // TestRootBatchOverRestart: no client has to live but the script.
 func TestRootBatchOverRestart(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch up\nwhile test ! -e go; do sleep 0.05; done\nstepctl run echo inside\n", 0o755)
 	if r := n.do(t, call{args: []string{"batch", script}, env: n.withStepctl()}); r.code != 0 {
@@ -116,6 +118,7 @@ func TestRootBatchOverRestart(t *testing.T) {
 
 // TestRootBatchScriptIsTheUsers: nothing in the spool is anybody else's.
 func TestRootBatchScriptIsTheUsers(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch up\nsleep 86392\n", 0o755)
 	if r := n.ctl(t, "batch", script); r.code != 0 {
@@ -157,6 +160,7 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 
 // TestRootBatchLines: a wrong line of the script is named, and so is an option that has left.
 func TestRootBatchLines(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	for line, want := range map[string]string{
 		"--comment-is-none-of-ours": "unknown flag: --comment-is-none-of-ours",
@@ -176,6 +180,7 @@ func TestRootBatchLines(t *testing.T) {
 // TestRootArrayTask: a controller's words on a job array reach the job's plugins and
 // scripts, to its steps, and to the names of its files.
 func TestRootArrayTask(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so, marks := n.path("array.so"), n.markFile(t)
 	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/array.c", "-o", so)

@@ -14,6 +14,7 @@ import (
 // TestRootBecomeFails: where a system call that gives up root fails, or says that it
 // has done so and has not, no task runs.
 func TestRootBecomeFails(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "NoNewPrivs=yes\n"})
 	n.shutdown(t)
 	deny := n.path("deny")

@@ -24,6 +24,7 @@ import (
 // testdata/differences-slurmd.tsv has releases where differences.tsv has traces: its rows hold
 // for all traces.
 func TestRootConformanceUnderSlurmd(t *testing.T) {
+	waits(t)
 	for _, release := range cluster.Releases() {
 		t.Run(release, func(t *testing.T) {
 			r := newReportWith(t, release, "testdata/differences-slurmd.tsv")

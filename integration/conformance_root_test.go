@@ -1,11 +1,16 @@
 package integration
 
 import (
+	"errors"
 	"flag"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -129,16 +134,42 @@ func buildProbe(t testing.TB, n *node, include, recordFile string, flags ...stri
 	return so
 }
 
-// compile runs the C compiler with warnings as errors.
+// compiled has what the compiler has made, by its arguments without the name of the file: many
+// tests have nodes with the same plugins.
+var compiled sync.Map // of func() ([]byte, error)
+
+// compile runs the C compiler with warnings as errors; -o names a file that does not exist, or
+// that is made anew.
 func compile(t testing.TB, args ...string) {
 	t.Helper()
 	if _, err := exec.LookPath("cc"); err != nil {
 		missing(t, "no C compiler: apt-get install gcc libc6-dev")
 	}
-	out, err := exec.Command("cc", append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}, args...)...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("cc %v: %v\n%s", args, err, out)
+	at := slices.Index(args, "-o") + 1
+	out, args := args[at], slices.Concat(args[:at-1], args[at+1:])
+	once, _ := compiled.LoadOrStore(strings.Join(args, "\x00"), sync.OnceValues(func() ([]byte, error) { return runCompiler(args) }))
+	program, err := once.(func() ([]byte, error))()
+	must(t, err)
+	if err := os.Remove(out); err != nil && !errors.Is(err, fs.ErrNotExist) { // it may be mapped, or run
+		t.Fatal(err)
 	}
+	must(t, os.WriteFile(out, program, 0o755))
+	must(t, os.Chmod(out, 0o755))
+}
+
+// runCompiler returns the file that the compiler has made.
+func runCompiler(args []string) ([]byte, error) {
+	dir, err := os.MkdirTemp(workRoot, "stepd-it-cc-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "out")
+	line := slices.Concat([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"}, args, []string{"-o", file})
+	if out, err := exec.Command("cc", line...).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("cc %v: %w\n%s", args, err, out)
+	}
+	return os.ReadFile(file)
 }
 
 // ownHeaders is where our spank.h is.

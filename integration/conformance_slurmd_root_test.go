@@ -19,6 +19,7 @@ var slurmdTables = map[string]int{"table_slurmd_items": 44, "table_slurmd_env": 
 // TestRootConformanceSlurmd: the daemon's own context, from its start to its
 // end.
 func TestRootConformanceSlurmd(t *testing.T) {
+	waits(t)
 	tr := trace{name: "slurmd_start", tables: slurmdTables}
 	if *traceDir != "" {
 		tr.reduce(t, *traceDir)
@@ -99,6 +100,7 @@ func reduceSlurmdFailures(t testing.TB, dir string) {
 // TestRootConformanceSlurmdFailures: what ends the daemon's start, and what
 // does not.
 func TestRootConformanceSlurmdFailures(t *testing.T) {
+	waits(t)
 	if *traceDir != "" {
 		reduceSlurmdFailures(t, *traceDir)
 	}
@@ -166,6 +168,7 @@ func (n *node) tryStart(t testing.TB) *slurmdOutcome {
 // counts as is the plugin's own word (25.05): 3011 blames the node, 3012 the
 // job.
 func TestRootConformanceInitFailureMode(t *testing.T) {
+	waits(t)
 	cases, wants := map[string]failure{}, map[string][3]string{}
 	for _, mode := range failureModes {
 		for _, command := range []string{"srun", "salloc+srun", "sbatch"} {

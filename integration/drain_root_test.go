@@ -11,6 +11,7 @@ import (
 // step, in the three ways in which a step comes to be: its exit code, and
 // whether the node is drained.
 func TestRootFailureTable(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	script := n.userFile(t, "job.sh", "#!/bin/sh\necho ran\n", 0o755)
@@ -75,6 +76,7 @@ func TestRootFailureTable(t *testing.T) {
 
 // TestRootDrainOverRestart: the reason stays, jobs that run go on.
 func TestRootDrainOverRestart(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	p := n.held(t)
 	id := n.status(t).Jobs[0].JobID
@@ -113,6 +115,7 @@ func TestRootDrainOverRestart(t *testing.T) {
 // TestRootQuarantine: a plugin that has crashed twice in a row is left out, or
 // drains the node, until it is taken in again or is another file.
 func TestRootQuarantine(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "QuarantineAfter=2\n"})
 	so, marks := buildRude(t, n), n.markFile(t)
 	line := func(flag, do string) string {

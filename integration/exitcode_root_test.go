@@ -16,6 +16,7 @@ import (
 // TestRootExitCodes holds stepctl run's exit code and its messages against
 // those recorded of srun.
 func TestRootExitCodes(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	sh := func(script string, flags ...string) []string {
 		return append(append([]string{"run"}, flags...), "--", "sh", "-c", script)
@@ -104,6 +105,7 @@ func onlyOurLines(t *testing.T, r result) {
 // TestRootExecFailures: what cannot be executed ends its task with the errno
 // as exit code, and the node says why.
 func TestRootExecFailures(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	noexec := n.userFile(t, "noexec", "#!/bin/sh\n", 0o644)
 	badfmt := n.userFile(t, "badfmt", "this is no program\n", 0o755)
@@ -179,6 +181,7 @@ func elfWithoutLoader(t testing.TB) []byte {
 // TestRootWorkingDirectory: a directory that the task cannot enter does not
 // stop it; it runs in /tmp and is told so.
 func TestRootWorkingDirectory(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	closed := n.path("closed")
 	must(t, os.Mkdir(closed, 0o700))

@@ -25,20 +25,20 @@ type failure struct {
 
 // stand runs cases side by side, each on a node that it has for itself.
 type stand struct {
-	nodes chan *node
+	nodes []*node
 }
 
 // newStand starts nodes that have the recording plugin and its like.
 func newStand(t *testing.T, stepdConf string) *stand {
 	t.Helper()
 	const nodes = 2
-	s := &stand{nodes: make(chan *node, nodes)}
+	s := &stand{}
 	for range nodes {
 		n := startNode(t, site{Stepd: stepdConf})
 		must(t, os.Mkdir(n.path("plug"), 0o755))
 		must(t, os.Mkdir(n.path("inc.d"), 0o755))
 		n.buildFailing(t)
-		s.nodes <- n
+		s.nodes = append(s.nodes, n)
 	}
 	return s
 }
@@ -70,24 +70,31 @@ func (n *node) buildFailing(t testing.TB) {
 // failureModes are the values of slurm_spank_init_failure_mode.
 var failureModes = []string{"3011", "3012"}
 
-// run runs the cases side by side and returns their outcomes.
+// run runs the cases, as many side by side as there are nodes, and returns their outcomes. The
+// cases are no parallel tests: those that wait for a node would keep other tests waiting.
 func (s *stand) run(t *testing.T, cases map[string]failure) map[string]*outcome {
 	t.Helper()
 	var mu sync.Mutex
 	outcomes := map[string]*outcome{}
-	t.Run("cases", func(t *testing.T) {
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				n := <-s.nodes
-				defer func() { s.nodes <- n }()
-				o := n.failure(t, c)
-				mu.Lock()
-				defer mu.Unlock()
-				outcomes[name] = o
-			})
-		}
-	})
+	todo := make(chan string)
+	var wg sync.WaitGroup
+	for _, n := range s.nodes {
+		wg.Go(func() {
+			for name := range todo {
+				t.Run(name, func(t *testing.T) {
+					o := n.failure(t, cases[name])
+					mu.Lock()
+					defer mu.Unlock()
+					outcomes[name] = o
+				})
+			}
+		})
+	}
+	for name := range cases {
+		todo <- name
+	}
+	close(todo)
+	wg.Wait()
 	return outcomes
 }
 

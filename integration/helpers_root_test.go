@@ -9,6 +9,7 @@ import (
 // TestRootKindHelpers: what a plugin forks in the host lives as long as the host,
 // whatever becomes of the tasks, and not longer. What it does in task_init counts as the task's.
 func TestRootKindHelpers(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Slurm: "KillWait=1\n"})
 	n.stack(t, "required "+buildKind(t, n, "helpers.c"))
 	steps := 0

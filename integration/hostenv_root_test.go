@@ -16,6 +16,7 @@ var userLoads = []string{"LD_LIBRARY_PATH=/user/lib", "LD_AUDIT=/user/audit.so",
 // ld.so reads with it, and nothing of the user's; on the user's side the user's, of which ld.so
 // does not know. Nothing of noded's is in a task, a record or the spool.
 func TestRootHostEnvironment(t *testing.T) {
+	waits(t)
 	lib, err := os.MkdirTemp(workRoot, "stepd-it-lib-")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(lib) })
@@ -103,6 +104,7 @@ func TestRootHostEnvironment(t *testing.T) {
 // tasks, and between no words of ours: the name service is asked by a helper that reads none of
 // the user's environment, as is a private noded started.
 func TestRootUserPreload(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := n.path("preload.so")
 	compile(t, "-fPIC", "-shared", "testdata/preload.c", "-o", so)

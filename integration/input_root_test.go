@@ -20,6 +20,7 @@ import (
 // TestRootRefusedRequests: what cannot be is refused with exit code 1 and one
 // line that names the thing, and no job number is spent.
 func TestRootRefusedRequests(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.serves(t)
 	before := n.last(t).JobID
@@ -119,6 +120,7 @@ func runRaw(t testing.TB, client *http.Client, request []byte) (stepDoc, error) 
 // TestRootBeyondKernelLimits: an argument or environment that execve refuses
 // is the task's failure (E2BIG, 7), not the node's.
 func TestRootBeyondKernelLimits(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	client := n.web(t)
 	many := make([]string, 40)
@@ -155,6 +157,7 @@ func TestRootBeyondKernelLimits(t *testing.T) {
 
 // TestRootMalformedRequests: noded names the field that is wrong.
 func TestRootMalformedRequests(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	client := n.web(t)
 	set := func(key string, value any) func(map[string]any) {
@@ -212,6 +215,7 @@ func TestRootMalformedRequests(t *testing.T) {
 
 // TestRootGarbageOnSockets: bytes that are no protocol harm no other client.
 func TestRootGarbageOnSockets(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	noise := rand.NewChaCha8([32]byte{1})
 	t.Run("noded.sock", func(t *testing.T) {

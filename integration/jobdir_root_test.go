@@ -13,6 +13,7 @@ import (
 // programs look for it, in SlurmdSpoolDir/job<5 digits>, with slurmstepd's owners and modes; it is
 // gone at the job's end, also after noded was killed; what slurmd has there is left alone.
 func TestRootScriptForProlog(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	slurmd := n.path("slurmd")
 	must(t, os.MkdirAll(filepath.Join(slurmd, "job00002"), 0o755))

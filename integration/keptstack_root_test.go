@@ -12,6 +12,7 @@ import (
 // becomes of plugstack.conf, and over a restart of noded. The node is not drained, and noded says
 // once that jobs keep their stack. Jobs that begin later have the new one.
 func TestRootKeptStack(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := n.path("environ.so")
 	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/environ.c", "-ldl", "-o", so)

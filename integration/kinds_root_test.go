@@ -31,6 +31,7 @@ func buildKind(t testing.TB, n *node, file string, flags ...string) string {
 // TestRootKindNamespace: what a plugin mounts in init_post_opt is the tasks',
 // and no other process's.
 func TestRootKindNamespace(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	dir := n.path("private")
 	must(t, os.Mkdir(dir, 0o755))
@@ -48,6 +49,7 @@ func TestRootKindNamespace(t *testing.T) {
 // TestRootKindUserNamespace: tasks join a helper's user namespace in task_init,
 // as pyxis does: they are single-threaded, and the helper ends with the step.
 func TestRootKindUserNamespace(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	dir := n.path("inside")
 	must(t, os.Mkdir(dir, 0o755))
@@ -63,6 +65,7 @@ func TestRootKindUserNamespace(t *testing.T) {
 // TestRootKindRobustMutex: the tasks are forked by glibc's fork, which keeps
 // robust mutexes whole: the next one learns that the owner has died.
 func TestRootKindRobustMutex(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.stack(t, "required "+buildKind(t, n, "mutex.c")+" 2")
 	r := n.ctl(t, "run", "-n", "8", "true")
@@ -83,6 +86,7 @@ func TestRootKindRobustMutex(t *testing.T) {
 // TestRootKindExec: a plugin executes a program itself in task_init; the task
 // is that program.
 func TestRootKindExec(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.stack(t, "required "+buildKind(t, n, "execself.c"))
 	r := n.ctl(t, "run", "-n", "2", "echo", "never")
@@ -102,6 +106,7 @@ func TestRootKindExec(t *testing.T) {
 // TestRootKindCxx: a plugin in C++ with a global constructor, exceptions and a
 // thread; an exception that leaves a hook ends the host alone, by name.
 func TestRootKindCxx(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildKind(t, n, "cxx.cc")
 	n.stack(t, "required "+so)
@@ -141,6 +146,7 @@ function slurm_spank_exit() if spank.context == 2 then spank.log("lua: " .. tabl
 // TestRootKindLua: a plugin that embeds an interpreter, with a script for all
 // hooks, keeps its state through them and across the forks.
 func TestRootKindLua(t *testing.T) {
+	waits(t)
 	if _, err := os.Stat("/usr/include/lua5.4/lua.h"); err != nil {
 		missing(t, "no Lua: apt-get install liblua5.4-dev")
 	}

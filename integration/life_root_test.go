@@ -39,6 +39,7 @@ func lives(t testing.TB, marks, context, name string) string {
 // What init() knows no context in is measured, too. A thread that init() makes and fini() ends
 // works in between.
 func TestRootPluginLife(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	a, b := life(t, n, "a", marks), life(t, n, "b", marks, "-DTHREAD")
@@ -114,6 +115,7 @@ func TestRootPluginLife(t *testing.T) {
 // TestRootPluginLifeOfFailures: as measured on Slurm 22.05.8, a hook that fails has fini() where it has
 // exit, and else the destructors and atexit handlers alone.
 func TestRootPluginLifeOfFailures(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	so := life(t, n, "a", marks)
@@ -148,6 +150,7 @@ var hosts = map[string]string{"local": "[local]", "remote": ".0]", "job_script":
 // TestRootInitRefuses: a plugin whose own init() returns anything but 0 does not load, as required
 // or optional, and is closed without fini(); the plugins before it have theirs.
 func TestRootInitRefuses(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	before := life(t, n, "before", marks)
@@ -287,6 +290,7 @@ func TestRootFiniEnds(t *testing.T) {
 // TestRootInitOfItsOwn: init() and fini() of a library that the plugin needs are not the plugin's, nor are variables
 // of these names. plugin_type names the interface, and another one's plugin is refused.
 func TestRootInitOfItsOwn(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	compile(t, "-fPIC", "-shared", "testdata/plugins/lifelib.c", "-o", n.path("liblife.so"))
@@ -368,6 +372,7 @@ func TestRootCrashPlace(t *testing.T) {
 // TestRootSlurmdLife: init() and fini() in slurmd context: what goes wrong in init() keeps noded from starting with a
 // required plugin alone, and nothing in fini() keeps it from its stop.
 func TestRootSlurmdLife(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	marks := n.markFile(t)
 	n.kill9(t)

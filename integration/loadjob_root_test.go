@@ -12,6 +12,7 @@ import (
 // (measured with the same plugin calls), in every context that knows the job, prolog and epilog
 // included; it answers required and optional plugins alike.
 func TestRootLoadJob(t *testing.T) {
+	waits(t)
 	if matches, _ := filepath.Glob("/usr/include/slurm/slurm.h"); matches == nil {
 		missing(t, "no Slurm headers: apt-get install libslurm-dev")
 	}

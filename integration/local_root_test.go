@@ -36,6 +36,7 @@ func marksOf(t testing.TB, path string, contexts string) []string {
 // TestRootLocalContext: what plugins do on the local side reaches the step,
 // and they do it as the user.
 func TestRootLocalContext(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so, marks := buildClient(t, n), n.markFile(t)
 	n.stack(t, fmt.Sprintf("required %s mark=%s", so, marks))
@@ -69,6 +70,7 @@ func TestRootLocalContext(t *testing.T) {
 // TestRootTasksOfJob: a step has as many tasks as its job asked for, where
 // it does not say itself.
 func TestRootTasksOfJob(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	for args, want := range map[string]string{"stepctl run -l echo x": "0: x\n1: x\n2: x\n", "stepctl run -n1 -l echo x": "0: x\n"} {
 		r := n.do(t, call{args: []string{"alloc", "-Q", "-n3", "sh", "-c", args + " | sort"}, env: n.withStepctl()})
@@ -81,6 +83,7 @@ func TestRootTasksOfJob(t *testing.T) {
 // TestRootOptionOfOneSide: an option is taken where it is registered and passed over elsewhere, as in Slurm
 // 22.05.8. noded's log names one whose plugin is not loaded on the remote side at all.
 func TestRootOptionOfOneSide(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildClient(t, n)
 	marks := n.markFile(t)
@@ -135,6 +138,7 @@ func TestRootOptionOfOneSide(t *testing.T) {
 // TestRootOptionCallbackCodes: any code but 0 is a failure, as measured of Slurm 22.05.8: of the command on
 // the local side, and of the option alone on the remote side, where getopt does not find it then.
 func TestRootOptionCallbackCodes(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	so := buildClient(t, n)
@@ -169,6 +173,7 @@ func TestRootOptionCallbackCodes(t *testing.T) {
 
 // TestRootOptionRegisterCodes: what spank_option_register returned in Slurm 22.05.8, in both contexts.
 func TestRootOptionRegisterCodes(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	n.stack(t, fmt.Sprintf("required %s odd=1 mark=%s", buildClient(t, n), marks))
@@ -189,6 +194,7 @@ func TestRootOptionRegisterCodes(t *testing.T) {
 // TestRootOptionsAlike: two options whose names come to one key in the
 // environment stay two; the environment alone cannot tell them apart.
 func TestRootOptionsAlike(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	n.stack(t, fmt.Sprintf("required %s alike=1 mark=%s", buildClient(t, n), marks))
@@ -213,6 +219,7 @@ func TestRootOptionsAlike(t *testing.T) {
 
 // TestRootOptionErrors: what is wrong is said before anything runs.
 func TestRootOptionErrors(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	n.stack(t, "optional "+buildClient(t, n)+" side=local")
 	for _, c := range []struct {
@@ -243,6 +250,7 @@ func TestRootOptionErrors(t *testing.T) {
 
 // TestRootLongOption: a value of 1 MB passes; one byte more is an error.
 func TestRootLongOption(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	n.stack(t, fmt.Sprintf("required %s mark=%s", buildClient(t, n), marks))
@@ -341,6 +349,7 @@ func TestRootLocalStrict(t *testing.T) {
 // TestRootLocalHostDies: neither process outlives the other: stepctl killed in a hook,
 // and the host killed while the tasks run.
 func TestRootLocalHostDies(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so, marks := buildClient(t, n), n.markFile(t)
 	for _, hook := range []string{"init", "local_user_init"} {

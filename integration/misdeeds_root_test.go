@@ -41,6 +41,7 @@ func TestRootPluginEnds(t *testing.T) {
 // TestRootPluginHangs: a hook that overruns HookTimeout ends its process, by
 // name, whatever it is at.
 func TestRootPluginHangs(t *testing.T) {
+	waits(t)
 	const late = "did not return within 1s (HookTimeout in stepd.conf)"
 	runMisdeeds(t, startNode(t, site{Stepd: "HookTimeout=1\n"}), []misdeed{
 		{do: "hang", kills: late, slow: true},
@@ -202,6 +203,7 @@ func newerThan(t *testing.T, major, minor int) bool {
 // TestRootPluginLaterTask: what is not done for the first task is taken back as
 // well; then it may have been any of the plugins that have the hook.
 func TestRootPluginLaterTask(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	first := buildRude(t, n)
 	second := n.path("second.so")
@@ -230,6 +232,7 @@ func TestRootPluginLaterTask(t *testing.T) {
 // TestRootPluginChroot: what a plugin makes of the root directory is the tasks',
 // as with a chroot plugin of Slurm; the host needs no path any more.
 func TestRootPluginChroot(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	for _, hook := range []string{"init", "init_post_opt", "task_init_privileged", "task_post_fork", "task_exit", "exit"} {
@@ -257,6 +260,7 @@ var jobNumber = regexp.MustCompile(`batch job \d+`)
 // launch nothing reaches neither the step nor the scripts. A plugin
 // for each misdeed, all of them in one hook.
 func TestRootPluginElsewhere(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRuder(t, n)
 	lines := func(flag string, ctx int, hook string, deeds ...string) []string {

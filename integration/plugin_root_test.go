@@ -11,6 +11,7 @@ import (
 // TestRootPluginChain: with two plugins every hook goes through the stack in
 // its order, for each task.
 func TestRootPluginChain(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	marks := n.markFile(t)
@@ -33,6 +34,7 @@ func TestRootPluginChain(t *testing.T) {
 // TestRootPluginMessages: what a plugin says reaches the user in the hooks
 // where Slurm lets it, and the log elsewhere (spank-behaviour §6).
 func TestRootPluginMessages(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	for _, hook := range remoteHooks {
@@ -63,6 +65,7 @@ func TestRootPluginMessages(t *testing.T) {
 // TestRootPluginMessagesElsewhere: the same in the other contexts; what a plugin
 // prints on the local side stands there before what comes after the hook.
 func TestRootPluginMessagesElsewhere(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRuder(t, n)
 	for _, c := range []struct {

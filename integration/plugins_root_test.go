@@ -62,6 +62,7 @@ func parsePlugins(t testing.TB, r result) pluginsDoc {
 
 // TestRootPluginsList: the stack as a step would load it, for a user.
 func TestRootPluginsList(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	opt := buildOption(t, n, "opt", `-DOPTION="table"`, `-DREGISTERED="registered"`)
 	fn := n.path("fn.so")
@@ -128,6 +129,7 @@ func TestRootPluginsList(t *testing.T) {
 // TestRootPluginsCheck has each kind of finding, the exit code, and what noded
 // --check and a required plugin make of it.
 func TestRootPluginsCheck(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	conf := n.path("plugstack.conf")
 	bad := func(name string, flags ...string) string {
@@ -278,6 +280,7 @@ type nodePlugin struct {
 // TestRootPlugstackWatch: noded reports a change in its log, once, and in its
 // status, at once.
 func TestRootPlugstackWatch(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := n.path("good.so")
 	compile(t, "-fPIC", "-shared", "-I", ownHeaders, "testdata/plugins/bad.c", "-o", so)

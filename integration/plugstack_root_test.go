@@ -9,6 +9,7 @@ import (
 
 // TestRootPluginFiles: what plugstack.conf may name, required and optional.
 func TestRootPluginFiles(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	bad := func(name string, flags ...string) string {
 		so := n.path(name + ".so")
@@ -73,6 +74,7 @@ func TestRootPluginFiles(t *testing.T) {
 // TestRootPlugstackLines: lines that are no good are told and passed over,
 // and includes are found as in Slurm (spank-behaviour §5).
 func TestRootPlugstackLines(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so := buildRude(t, n)
 	marks := n.markFile(t)

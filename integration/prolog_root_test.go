@@ -72,6 +72,7 @@ func (n *node) script(t testing.TB, name, out, body string) string {
 // TestRootPrologEpilog: plugins, then programs, before the first step and after
 // the last one, with the environment that was measured and nothing of the user's.
 func TestRootPrologEpilog(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so, marks := buildClient(t, n), n.markFile(t)
 	n.script(t, "prolog.sh", marks, "")
@@ -138,6 +139,7 @@ func (n *node) restartWith(t testing.TB, more string) {
 // and epilog, what it does to the step and to the node; an optional one's
 // has no effect.
 func TestRootPrologFailures(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	so, marks := buildClient(t, n), n.markFile(t)
 	other := n.path("other.so")
@@ -342,6 +344,7 @@ func epilogOverRestart(t *testing.T, end func(*node)) {
 // TestRootStopInAllocation: a noded that gets SIGTERM leaves a job that is
 // held as it is, its prolog's place among it.
 func TestRootStopInAllocation(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	marks := n.markFile(t)
 	n.script(t, "prolog.sh", marks, "sleep 86393 >/dev/null 2>&1 &")

@@ -44,6 +44,7 @@ func alive(pid int) bool {
 // process that is noded's child, as root, whatever becomes of plugstack.conf meanwhile,
 // and gone with noded however it ends.
 func TestRootSlurmdContext(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	if pid := n.childHost(t); pid != 0 {
 		t.Errorf("a host without plugins: %d", pid)
@@ -92,6 +93,7 @@ func TestRootSlurmdContext(t *testing.T) {
 // TestRootSlurmdFailures: what a failing plugin does to noded's start and stop
 // (traces/slurmd_failures.tsv), and what a crash does.
 func TestRootSlurmdFailures(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
 	so, marks := buildClient(t, n), n.markFile(t)
 	n.kill9(t)
@@ -155,6 +157,7 @@ func TestRootSlurmdFailures(t *testing.T) {
 
 // TestRootSlurmdHostDies: noded goes on, and says so.
 func TestRootSlurmdHostDies(t *testing.T) {
+	waits(t)
 	n := startNode(t, site{})
 	so, marks := buildClient(t, n), n.markFile(t)
 	n.kill9(t)
