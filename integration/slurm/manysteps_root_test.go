@@ -16,6 +16,7 @@ import (
 // spool, its descriptors and the cgroups are then as after the first one.
 func TestRootSlurmManySteps(t *testing.T) {
 	testkit.RequireRoot(t)
+	t.Parallel()
 	n := 60
 	if text := os.Getenv("STEPS"); text != "" {
 		var err error

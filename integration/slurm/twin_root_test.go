@@ -198,6 +198,7 @@ func placePrograms(c *cluster.Cluster) error {
 // sides, which must not differ at all.
 func compareAll(t *testing.T, release string, wanted func(check) bool) {
 	testkit.RequireRoot(t)
+	t.Parallel() // most of a check's time is slurmctld's waiting
 	only := strings.Fields(strings.ReplaceAll(os.Getenv("CHECKS"), ",", " "))
 	bySite := map[string][]check{}
 	for _, c := range readChecks(t) {

@@ -6,7 +6,9 @@ package cluster
 var Sites = map[string]Site{
 	"":     {},
 	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
-	"acct": {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n", Files: map[string]string{"load": load}},
+	// The checks of the daemons want a cluster for themselves, one after the other.
+	"daemons": {},
+	"acct":    {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n", Files: map[string]string{"load": load}},
 	"sacct": {
 		Conf:       "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n",
 		Accounting: true,
