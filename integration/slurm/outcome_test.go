@@ -23,6 +23,7 @@ const preamble = `
 till() { n=0; until eval "$@" >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 400 ] || { echo "gave up: $*"; return 1; }; sleep .05; done; }
 jobs_() { squeue -h -u $USER -o %i; }
 step_() { squeue -h -s -u $USER -o %i | grep -v -e batch -e extern -e interactive | head -1; }
+pty_() { [ -p typed ] || mkfifo typed; { script -qec "$1" /dev/null <>typed; echo $? >typed.rc; } | tr -d '\r'; return $(cat typed.rc); }
 user() { setpriv --reuid=$WHO --regid=$WHO --init-groups --inh-caps=-all env -C $DIR/work/$WHO HOME=$DIR/work/$WHO USER=$WHO LOGNAME=$WHO "$@"; }
 end_() { p=$(cat $DIR/$1.pid); kill $p; till "! kill -0 $p"; }
 up_() { till "sinfo -h -o %T | grep -E 'idle|mix|alloc|drain'"; }

@@ -94,7 +94,6 @@ var site = []rule{
 	{"JobContainerType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
 	{"NamespaceType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
 	{"LaunchParameters", has("enable_nss_slurm"), "nss_slurm has no answer: a task asks the node's own name service for users and groups"},
-	{"LaunchParameters", has("use_interactive_step"), "the interactive step of salloc is refused: it needs a terminal"},
 	{"LaunchParameters", has("slurmstepd_memlock"), "the step daemon's memory is not locked"},
 	{"LaunchParameters", has("slurmstepd_memlock_all"), "the step daemon's memory is not locked"},
 	{"LaunchParameters", has("batch_step_set_cpu_freq"), "CPU frequencies are left as they are"},

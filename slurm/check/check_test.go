@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,7 +40,7 @@ func TestSite(t *testing.T) {
 			[]string{"slurm.conf:2: AcctGatherEnergyType=acct_gather_energy/rapl: energy", "slurm.conf:3: ", "slurm.conf:4: "}},
 		{"flags in a list", log + "PrologFlags=Alloc,X11,RunInJob\n", []string{"slurm.conf:2: PrologFlags", "slurm.conf:2: PrologFlags"}},
 		{"a word with a value", log + "SlurmctldParameters=idle_on_node_suspend,enable_stepmgr\nLaunchParameters=use_interactive_step,enable_nss_slurm\n",
-			[]string{"slurm.conf:2: ", "slurm.conf:3: ", "slurm.conf:3: "}},
+			[]string{"slurm.conf:2: ", "slurm.conf:3: "}},
 		{"case", log + "usepam=YES\nswitchtype=Switch/HPE_Slingshot\n", []string{"slurm.conf:2: usepam=YES: no PAM", "slurm.conf:3: "}},
 		{"the last one counts", log + "UsePAM=1\nUsePAM=0\n", nil},
 		{"keys and authentication", log + "AuthType=auth/slurm\nTLSType=tls/s2n\n", []string{"slurm.conf:2: AuthType", "slurm.conf:3: TLSType"}},
@@ -169,7 +168,7 @@ func TestRefuse(t *testing.T) {
 		{"a bundle", launch(func(l *wire.Launch) { l.Container = "/b" }), 4031},
 		{"SELinux", launch(func(l *wire.Launch) { l.Cred.SELinux = "u:r:t" }), 2036},
 		{"TLS", launch(func(l *wire.Launch) { l.TLSCert = "-----BEGIN" }), 2036},
-		{"a terminal", launch(func(l *wire.Launch) { l.Flags = wire.FlagPTY }), 2036},
+		{"a terminal", launch(func(l *wire.Launch) { l.Flags = wire.FlagPTY }), 0},
 		{"two components", launch(func(l *wire.Launch) { l.Het.Steps = 2 }), 0},
 		{"MPI on two components", het("pmi2"), 2036},
 		{"two components without MPI", het("none"), 0},
@@ -187,7 +186,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestRefuseCaptured: of what real slurmds have sent, terminals alone are refused.
+// TestRefuseCaptured: nothing of what real slurmds have sent is refused.
 func TestRefuseCaptured(t *testing.T) {
 	files, err := filepath.Glob("../wire/testdata/*/*.stream")
 	if err != nil || len(files) < 8 {
@@ -204,8 +203,7 @@ func TestRefuseCaptured(t *testing.T) {
 			t.Errorf("%s: %v", file, err)
 			continue
 		}
-		terminal := slices.Contains([]string{"pty.stream", "interactive.stream"}, filepath.Base(file))
-		if err := Refuse(s); (err != nil) != terminal {
+		if err := Refuse(s); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
 	}

@@ -8,24 +8,17 @@ import (
 	"strings"
 	"time"
 
+	"stepd/slurm/spec"
 	"stepd/step"
 )
 
 // abortPatience bounds the exchange with srun about an abort's code.
 const abortPatience = 2 * time.Second
 
-// abortAgent is where srun waits for the code of a PMIx_Abort, "" where it does not: srun's
-// half of mpi/pmix says so in the tasks' environment.
-func abortAgent(env []string) string {
-	var host, port string
-	for _, e := range env {
-		switch name, value, _ := strings.Cut(e, "="); name {
-		case "SLURM_SRUN_COMM_HOST":
-			host = value
-		case "SLURM_PMIXP_ABORT_AGENT_PORT":
-			port = value
-		}
-	}
+// agent is where srun waits for one of the step daemon's connections, HOST:PORT; "" where it
+// does not: srun says so in the tasks' environment.
+func agent(env []string, port string) string {
+	host, port := spec.Variable(env, "SLURM_SRUN_COMM_HOST"), spec.Variable(env, port)
 	if host == "" || port == "" {
 		return ""
 	}
@@ -38,13 +31,13 @@ func (d *daemon) tellAbort(ctx context.Context, rec *step.Record) {
 	if !rec.Aborted || rec.ExitCode == nil || d.stream.Launch == nil || !strings.HasPrefix(d.spec.MPI, "pmix") {
 		return
 	}
-	agent := abortAgent(d.stream.Launch.Env)
-	if agent == "" {
+	to := agent(d.stream.Launch.Env, "SLURM_PMIXP_ABORT_AGENT_PORT")
+	if to == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, abortPatience)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", agent)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to)
 	if err == nil {
 		defer conn.Close()
 		defer context.AfterFunc(ctx, func() { conn.Close() })()

@@ -68,7 +68,7 @@ func newAudience(d *daemon) (*audience, error) {
 		Release: d.stream.ClientRelease, Node: d.spec.NodeID, Server: netip.AddrPortFrom(l.Srun.Addr(), port), Key: l.Cred.Signature,
 		Ranks: d.plan.Ranks, UID: d.spec.User.UID, Streams: [3]step.Stream{d.spec.Stdin, d.spec.Stdout, d.spec.Stderr},
 		Files: d.files, Opener: opener, Tasks: max(d.spec.NTasks, d.spec.AllTasks), First: d.spec.SeenRank(0), Speaker: d.spec.Speaker,
-		Lines: l.Flags&wire.FlagBuffered != 0, Log: a.Log,
+		Lines: l.Flags&wire.FlagBuffered != 0, Terminal: d.terminal(), Log: a.Log,
 	})
 	a.streams = a.srun
 	return a, nil

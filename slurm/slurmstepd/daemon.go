@@ -168,7 +168,7 @@ func (d *daemon) wire() (err error) {
 		return err
 	}
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
-		Audience: d.aud, Streams: d.aud.streams, Output: noOutput{},
+		Audience: d.aud, Streams: d.aud.streams, Output: output{streams: d.aud.srun},
 		OnMain:  func(f func()) { onMain <- f },
 		Plugins: []task.Plugin{d.gres},
 	})
@@ -363,15 +363,6 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	}
 	return err
 }
-
-// noOutput: no client watches the tasks.
-type noOutput struct{}
-
-func (noOutput) OpenTerminal() (int, error) {
-	return -1, errors.New("cannot make a terminal under slurmd")
-}
-func (noOutput) Drain()     {}
-func (noOutput) Used() bool { return false }
 
 // noStreams are the streams of a step without srun.
 type noStreams struct{}

@@ -12,9 +12,20 @@ import (
 	"stepd/step"
 )
 
+// Variable is the value of a variable, "" without one.
+func Variable(env []string, name string) string {
+	for _, e := range slices.Backward(env) {
+		if key, value, _ := strings.Cut(e, "="); key == name {
+			return value
+		}
+	}
+	return ""
+}
+
 // environment is srun's, without what is srun's alone.
-func environment(env []string) []string {
+func environment(env []string, s *wire.Stream) []string {
 	env = slices.Clone(env)
+	interactive := s.Launch != nil && s.Launch.Step.Step == wire.StepInteractive // no MPI type is looked for there
 	for i, e := range env {
 		// srun marks a limit that the user has named (--propagate) by a U before the number.
 		if name, value, _ := strings.Cut(e, "="); strings.HasPrefix(name, srunopt.LimitPrefix) {
@@ -25,7 +36,9 @@ func environment(env []string) []string {
 		name, value, ok := strings.Cut(e, "=")
 		switch name {
 		case "SLURM_MPI_TYPE":
-			return value == "none"
+			return value == "none" && !interactive
+		case "SLURM_UMASK": // or a command of the session would take it for the user's choice
+			return interactive
 		// They are of srun's own servers of keys, which no task speaks to.
 		case "SLURM_PMI2_SRUN_PORT", "SLURM_PMI2_STEP_NODES", "SLURM_PMI2_PROC_MAPPING", "SLURM_PMIXP_ABORT_AGENT_PORT":
 			return true
@@ -119,6 +132,13 @@ func taskEnv(out *step.Spec, v wire.Release, cred *wire.Cred, oomKillStep bool) 
 		stay = append(stay, "SLURM_OOM_KILL_STEP="+flag(oomKillStep))
 	}
 	out.TaskEnv, out.ExitEnv = append(out.TaskEnv, stay...), append(out.ExitEnv, stay...)
+}
+
+// interactiveEnv are the variables that an interactive step has beside them.
+func interactiveEnv(out *step.Spec, v wire.Release) {
+	if v >= wire.V2605 {
+		out.TaskEnv = append(out.TaskEnv, "SLURM_STEP_ID=-6", "SLURM_STEPID=-6") // the step's number, as a signed one
+	}
 }
 
 // batchTaskEnv are the same variables of a batch script.

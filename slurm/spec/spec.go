@@ -38,8 +38,14 @@ func ofLaunch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	out.Argv, out.Cwd, out.Label = l.Argv, l.Dir, l.Flags&wire.FlagLabel != 0
 	out.Stdin, out.Stdout, out.Stderr = stream(l.In, false), stream(l.Out, l.OpenMode == openAppend), stream(l.Err, l.OpenMode == openAppend)
 	same(out)
+	if l.Flags&wire.FlagPTY != 0 {
+		terminal(out)
+	}
 	out.MPI = s.MPIType
 	taskEnv(out, s.Conf.Release, l.Cred, l.OOMKillStep)
+	if l.Step.Step == wire.StepInteractive {
+		interactiveEnv(out, s.Conf.Release)
+	}
 	out.TaskProlog, out.TaskEpilog = l.TaskProlog, l.TaskEpilog
 	if l.Step.Step == step.ExternStep {
 		extern(out)
@@ -122,9 +128,9 @@ func common(s *wire.Stream, c *slurmconf.Config, cred *wire.Cred, env []string, 
 	}
 	out.Schema = step.Schema
 	out.Site.Spank.OptionsOnce = s.Conf.Release >= wire.V2405
-	out.Env = append(environment(env), topology(s.Conf)...)
+	out.Env = append(environment(env, s), topology(s.Conf)...)
 	out.OwnLimits, out.Umask = true, 0o022
-	for _, e := range out.Env {
+	for _, e := range env {
 		switch name, value, _ := strings.Cut(e, "="); name {
 		case "SLURM_UMASK":
 			if mask, err := strconv.ParseUint(value, 8, 9); err == nil {
@@ -193,6 +199,22 @@ func file(name, byDefault string, appends bool) step.Stream {
 		return step.Stream{Kind: step.StreamNull}
 	}
 	return step.Stream{Kind: step.StreamFile, Pattern: name, Append: appends}
+}
+
+// terminal gives rank 0 a terminal as large as srun's window, and the other ranks no streams.
+func terminal(out *step.Spec) {
+	out.Terminal = &step.Terminal{Rows: size(out.Env, "SLURM_PTY_WIN_ROW"), Cols: size(out.Env, "SLURM_PTY_WIN_COL")}
+	null := step.Stream{Kind: step.StreamNull}
+	out.Stdin, out.Stdout, out.Stderr = null, null, null
+}
+
+// size is a number of the environment; 0 is not known.
+func size(env []string, name string) uint16 {
+	n, err := strconv.ParseUint(Variable(env, name), 10, 16)
+	if err != nil {
+		return 0
+	}
+	return uint16(n)
 }
 
 // same joins stderr to stdout where both are one file.

@@ -76,6 +76,44 @@ func TestOfLaunch(t *testing.T) {
 	}
 }
 
+// TestTerminal: rank 0 has a terminal as large as srun's window, and no task a stream beside it.
+func TestTerminal(t *testing.T) {
+	l := launch()
+	l.Launch.Flags |= wire.FlagPTY
+	l.Launch.Env = append(l.Launch.Env, "SLURM_PTY_WIN_COL=99", "SLURM_PTY_WIN_ROW=70000")
+	s, err := Of(l, site1(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Terminal == nil || s.Terminal.Cols != 99 || s.Terminal.Rows != 0 || s.Stdin.Kind != step.StreamNull || s.Stdout.Kind != step.StreamNull || s.Stderr.Kind != step.StreamNull {
+		t.Errorf("the terminal is %+v, the streams are %v %v %v", s.Terminal, s.Stdin, s.Stdout, s.Stderr)
+	}
+}
+
+// TestInteractive: salloc's session has the environment that a job's own srun expects.
+func TestInteractive(t *testing.T) {
+	for v, env := range map[wire.Release][]string{wire.V2205: nil, wire.V2605: {"SLURM_STEP_ID=-6", "SLURM_STEPID=-6"}} {
+		l := launch()
+		l.Conf.Release = v
+		l.Launch.Step.Step = wire.StepInteractive
+		s, err := Of(l, site1(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{"A=1", "SLURM_MPI_TYPE=none", "SLURM_JOB_NAME=x"}; !slices.Equal(s.Env, want) || s.Umask != 0o077 {
+			t.Errorf("%s: the environment is %q, the umask %o", v, s.Env, s.Umask)
+		}
+		for _, e := range env {
+			if !slices.Contains(s.TaskEnv, e) {
+				t.Errorf("%s: a task's environment %q has no %s", v, s.TaskEnv, e)
+			}
+		}
+		if v == wire.V2205 && slices.ContainsFunc(s.TaskEnv, func(e string) bool { return strings.HasPrefix(e, "SLURM_STEP") }) {
+			t.Errorf("%s: a task's environment is %q", v, s.TaskEnv)
+		}
+	}
+}
+
 func TestStreams(t *testing.T) {
 	null, client := step.Stream{Kind: step.StreamNull}, step.Stream{Kind: step.StreamClient}
 	for _, tt := range []struct {

@@ -89,10 +89,11 @@ type loop struct {
 
 // news is a stream that the loop gets.
 type news struct {
-	o    *output
-	file *file
-	i    *input
-	fd   int
+	o     *output
+	file  *file
+	i     *input
+	fd    int
+	slave *os.File // of the terminal whose master is fd
 }
 
 // output is what one task writes to one stream.
@@ -108,11 +109,12 @@ type output struct {
 	held     []byte // of a line without its end
 	file     *file  // of a labelled one
 
-	src    int  // -1 before it is attached and when it has ended
-	hungUp bool // no writer is left
-	queued bool // it is in ready
-	over   bool // nothing more is read of it
-	closed bool // its end is in loop.out
+	slave  *os.File // of the tasks' terminal, until they have ended; nil for another stream
+	src    int      // -1 before it is attached and when it has ended
+	hungUp bool     // no writer is left
+	queued bool     // it is in ready
+	over   bool     // nothing more is read of it
+	closed bool     // its end is in loop.out
 }
 
 // The word that epoll has of a descriptor: which kind it is, and its place among them.
@@ -261,7 +263,7 @@ func (l *loop) look() (later bool) {
 	defer l.mu.Unlock()
 	for _, n := range l.news {
 		if n.o != nil {
-			n.o.src, n.o.file = n.fd, n.file
+			n.o.src, n.o.file, n.o.slave = n.fd, n.file, n.slave
 		} else {
 			n.i.fd = n.fd
 		}
@@ -519,6 +521,7 @@ func (l *loop) advance() {
 			if o.src < 0 {
 				l.end(o) // the launch has not come that far
 			}
+			o.slave.Close() // nil has no effect; the master comes to its end
 		}
 	}
 	if l.at >= closing {
@@ -550,8 +553,10 @@ func (l *loop) closeAll() {
 	l.begun = false
 	for _, n := range l.news {
 		unix.Close(n.fd)
+		n.slave.Close()
 	}
 	for _, o := range l.outs {
+		o.slave.Close()
 		if o.src >= 0 {
 			unix.Close(o.src)
 		}

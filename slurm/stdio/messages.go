@@ -16,8 +16,9 @@ type message struct {
 
 // voices are where the step's own messages go. New sets them.
 type voices struct {
-	by    kind    // the stream that has them
-	first *output // the first task's; nil where no task here has it by here
+	by      kind    // the stream that has them
+	newline string  // behind each
+	first   *output // the first task's; nil where no task here has it by here
 	// srun is the header of messages for srun where the tasks have no such stream to it, and
 	// extra says that srun waits for an end of it, which is no task's.
 	srun  header
@@ -26,8 +27,11 @@ type voices struct {
 
 func (s *Streams) makeVoices() {
 	v := &s.loop.voices
-	v.by = stderr
-	if s.cfg.Streams[2].Kind == step.StreamSame {
+	v.by, v.newline = stderr, "\n"
+	if s.terminal != nil {
+		v.newline = "\r\n" // as a terminal writes it
+	}
+	if s.cfg.Streams[2].Kind == step.StreamSame || s.terminal != nil {
 		v.by = stdout
 	}
 	if len(s.cfg.Ranks) > 0 {
@@ -60,7 +64,7 @@ func (l *loop) say(task int, line string) {
 	}
 	l.mu.Lock()
 	if l.saidSize < sayMax {
-		l.said = append(l.said, message{task, append([]byte(line), '\n')})
+		l.said = append(l.said, message{task, append([]byte(line), l.voices.newline...)})
 		l.saidSize += len(line) + spanCost
 	}
 	l.mu.Unlock()

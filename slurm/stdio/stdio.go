@@ -42,6 +42,8 @@ type Config struct {
 	// Lines says that output goes out by whole lines (srun without -u). Without it, it goes as
 	// it comes, and stdout is a terminal that changes no byte.
 	Lines bool
+	// Terminal is rank 0's, on each node of a step that has one; nil is none.
+	Terminal *Terminal
 	// Log gets what an administrator is to know. It is required.
 	Log func(level launch.LogLevel, text string)
 }
@@ -56,8 +58,10 @@ type Attacher interface {
 
 // Streams are the streams of a step on this node. Methods may be called from any goroutine.
 type Streams struct {
-	cfg  Config
-	loop *loop
+	cfg      Config
+	loop     *loop
+	terminal *terminal // nil where no task here has one
+	stop     func()    // guarded by loop.mu: ends what Open has begun beside the loop
 }
 
 // New makes the streams of a step. It opens nothing.
@@ -81,6 +85,9 @@ func New(cfg Config) *Streams {
 			l.in.byID[uint16(rank)] = l.in.all[len(l.in.all)-1]
 		}
 	}
+	if s.hasTerminal() {
+		s.makeTerminal()
+	}
 	s.makeVoices()
 	l.open = len(l.outs)
 	return s
@@ -99,7 +106,18 @@ const dialTimeout = 10 * time.Second
 // streams goes there. The error wraps the connection's.
 func (s *Streams) Open(ctx context.Context) error {
 	if err := s.open(ctx); err != nil {
-		return fmt.Errorf("cannot connect the tasks' streams to srun at %v: %w", s.cfg.Server, err)
+		err = fmt.Errorf("cannot connect the tasks' streams to srun at %v: %w", s.cfg.Server, err)
+		if s.terminal != nil {
+			s.terminal.resolve(err)
+		}
+		return err
+	}
+	if s.terminal != nil && s.cfg.Terminal.Window != "" {
+		ctx, cancel := context.WithCancel(ctx)
+		s.loop.mu.Lock()
+		s.stop = cancel
+		s.loop.mu.Unlock()
+		go s.followWindow(ctx)
 	}
 	return nil
 }
@@ -150,6 +168,9 @@ func (s *Streams) open(ctx context.Context) error {
 func (s *Streams) Attach(st Attacher) error {
 	defer st.AttachDone()
 	defer s.loop.allGiven()
+	if s.terminal != nil {
+		return s.attachTerminal()
+	}
 	files, err := s.openFiles()
 	if err != nil {
 		return err
@@ -284,6 +305,12 @@ func (s *Streams) Drain(limit time.Duration) []launch.Held {
 // srun has closed the connection, or when ctx ends, with its cause.
 func (s *Streams) Close(ctx context.Context) error {
 	l := s.loop
+	l.mu.Lock()
+	stop := s.stop
+	l.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
 	if !l.enter(finishing) {
 		return nil
 	}

@@ -8,7 +8,7 @@ var Sites = map[string]Site{
 	"ends": {}, // while a job of the node is completing, slurmctld gives the node to no other
 	// The checks of the daemons want a cluster for themselves, one after the other.
 	"daemons": {},
-	"acct":    {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n", Files: map[string]string{"load": load}},
+	"acct":    {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nLaunchParameters=use_interactive_step\n", Files: map[string]string{"load": load}},
 	"sacct": {
 		Conf:       "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n",
 		Accounting: true,
