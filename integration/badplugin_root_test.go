@@ -223,10 +223,14 @@ func (s *realSlurm) batchEnds(t testing.TB) {
 	eventually(t, 10*time.Second, "the batch job has ended", func() error {
 		out, err := s.Command(t.Context(), "root", "scontrol", "show", "job", "-o").Output()
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-		for _, begun := range []string{"RUNNING", "COMPLETING", "CONFIGURING", "PENDING"} {
-			if last := lines[len(lines)-1]; strings.Contains(last, " JobState="+begun+" ") && strings.Contains(last, " Restarts=0 ") {
+		last := lines[len(lines)-1]
+		for _, begun := range []string{"RUNNING", "COMPLETING", "CONFIGURING"} {
+			if strings.Contains(last, " JobState="+begun+" ") {
 				err = errors.New(last)
 			}
+		}
+		if strings.Contains(last, " JobState=PENDING ") && strings.Contains(last, " Restarts=0 ") {
+			err = errors.New(last)
 		}
 		return err
 	})

@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -72,6 +73,7 @@ func TestRootSlurmFaults(t *testing.T) {
 	close(todo)
 	wg.Wait()
 	t.Logf("%d of %d kills found their process", hits.Load(), len(points))
+	t.Run("terminated while it ends", s.terminatesEnding)
 	s.report(t, time.Since(began))
 }
 
@@ -155,6 +157,33 @@ func hosting(t *testing.T) string {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	return dir
+}
+
+// terminatesEnding has slurmd's request come for a step whose tasks have ended: it changes nothing,
+// and no error is logged.
+func (s *faultSite) terminatesEnding(t *testing.T) {
+	at := between("state COMPLETING", "state COMPLETING")[0]
+	f := &faultRun{fault: fault{"none", at, srunKind}, site: s}
+	f.prepare(t)
+	defer f.release()
+	f.start(t)
+	f.open(t)
+	if f.job = f.await(t); f.job == 0 {
+		return
+	}
+	path := fmt.Sprintf("spool/%s_%d.0", cluster.Node, f.job)
+	if b, err := ask(s.Path(path), words(reqTerminate), 8); err != nil || !bytes.Equal(b, words(0, 0)) {
+		t.Errorf("it answers %v, %v", b, err)
+	}
+	f.release()
+	f.wait(t)
+	f.judge(t)
+	text, err := os.ReadFile(s.Path("slurmd.log"))
+	must(t, err)
+	if strings.Contains(string(text), fmt.Sprintf("[%d.0] error", f.job)) {
+		t.Error("an error is logged")
+		s.log(t, f.job)
+	}
 }
 
 // number returns a name for the next point.

@@ -190,6 +190,8 @@ func (f *faultRun) judge(t *testing.T) {
 		t.Errorf("exit code %d", f.client.ProcessState.ExitCode())
 	case !own && (f.victim == "stepkeeper" || !f.hit):
 		t.Errorf("exit code %d, want 7", f.client.ProcessState.ExitCode())
+	case !own && f.victim == "slurmstepd" && f.at.phase == phaseEnding && f.at.name != "task_exit":
+		t.Errorf("exit code %d: the keeper knows that the tasks have ended with 7", f.client.ProcessState.ExitCode())
 	case own && f.hit && f.victim != "stepkeeper" && f.at.phase != phaseEnding:
 		t.Errorf("exit code 7, of a step that was killed")
 	// sbatch asks slurmctld at times of its own.

@@ -13,7 +13,7 @@ import (
 // which are set while the step runs. It is a memory file, mapped by the daemon: what has been
 // written to it outlives the daemon.
 //
-//	u32 magic, u32 number of marks, u32 length of the will, marks (a byte each), will
+//	u32 magic, u32 number of marks, u32 length of the will, marks (a u32 each), will
 type estate struct {
 	file  *os.File
 	bytes []byte // all of it, mapped
@@ -21,8 +21,9 @@ type estate struct {
 }
 
 const (
-	estateMagic = 0x31574b53 // "SKW1"
+	estateMagic = 0x32574b53 // "SKW2"
 	estateHead  = 12
+	markSize    = 4
 	// marksMax and willMax bound an estate that is read: as many tasks as a node may have,
 	// and names for each.
 	marksMax = 1 << 20
@@ -38,7 +39,7 @@ func newEstate(will []byte, marks int) (*estate, error) {
 		return nil, fmt.Errorf("cannot make a memory file: %w", err)
 	}
 	e := &estate{file: os.NewFile(uintptr(fd), "estate"), marks: marks}
-	size := estateHead + marks + len(will)
+	size := estateHead + markSize*marks + len(will)
 	if err = unix.Ftruncate(fd, int64(size)); err == nil {
 		e.bytes, err = unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	}
@@ -49,8 +50,17 @@ func newEstate(will []byte, marks int) (*estate, error) {
 	binary.NativeEndian.PutUint32(e.bytes, estateMagic)
 	binary.NativeEndian.PutUint32(e.bytes[4:], uint32(marks))
 	binary.NativeEndian.PutUint32(e.bytes[8:], uint32(len(will)))
-	copy(e.bytes[estateHead+marks:], will)
+	copy(e.bytes[estateHead+markSize*marks:], will)
 	return e, nil
+}
+
+// mark sets bits of a mark.
+func (e *estate) mark(i int, bits uint32) {
+	if i < 0 || i >= e.marks {
+		return
+	}
+	at := e.bytes[estateHead+markSize*i:]
+	binary.NativeEndian.PutUint32(at, binary.NativeEndian.Uint32(at)|bits)
 }
 
 func (e *estate) close() {
@@ -66,8 +76,13 @@ type Estate struct {
 	marks []byte
 }
 
-// Marked reports whether the daemon had set a mark.
-func (e *Estate) Marked(i int) bool { return i >= 0 && i < len(e.marks) && e.marks[i] != 0 }
+// Mark returns the bits of a mark that the daemon had set.
+func (e *Estate) Mark(i int) uint32 {
+	if i < 0 || i >= len(e.marks)/markSize {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(e.marks[markSize*i:])
+}
 
 // Inherited reads the estate that the keeper, which this process was, has left. It is for the
 // daemon's program, run with the argument Orphan.
@@ -78,7 +93,7 @@ func Inherited() (*Estate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot read what the step daemon has left: %w (%s is run by stepkeeper)", err, Orphan)
 	}
-	if st.Size() > estateHead+marksMax+willMax {
+	if st.Size() > estateHead+markSize*marksMax+willMax {
 		return nil, fmt.Errorf("cannot read what the step daemon has left: it has %d bytes", st.Size())
 	}
 	b := make([]byte, st.Size())
@@ -93,9 +108,9 @@ func parseEstate(b []byte) (*Estate, error) {
 		return nil, errors.New("cannot read what the step daemon has left: it is no estate")
 	}
 	marks, will := uint64(binary.NativeEndian.Uint32(b[4:])), uint64(binary.NativeEndian.Uint32(b[8:]))
-	if uint64(len(b)) != estateHead+marks+will {
+	if uint64(len(b)) != estateHead+markSize*marks+will {
 		return nil, fmt.Errorf("cannot read what the step daemon has left: %d marks and %d bytes are not in %d", marks, will, len(b))
 	}
 	b = b[estateHead:]
-	return &Estate{marks: b[:marks], Will: b[marks:]}, nil
+	return &Estate{marks: b[:markSize*marks], Will: b[markSize*marks:]}, nil
 }

@@ -194,12 +194,12 @@ func (k *Keeper) follow(ctx context.Context, pidfd int) {
 	}
 }
 
-// Mark sets a mark for the orphan.
-func (k *Keeper) Mark(i int) {
+// Mark sets bits of a mark for the orphan, beside those that it has.
+func (k *Keeper) Mark(i int, bits uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.done && i >= 0 && i < k.estate.marks {
-		k.estate.bytes[estateHead+i] = 1
+	if !k.done {
+		k.estate.mark(i, bits)
 	}
 }
 

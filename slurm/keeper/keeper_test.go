@@ -37,7 +37,7 @@ func orphan() {
 		fmt.Println("orphan:", err)
 		os.Exit(1)
 	}
-	fmt.Printf("orphan %s %q %v %v %v\n", os.Args[0], e.Will, e.Marked(0), e.Marked(1), e.Marked(2))
+	fmt.Printf("orphan %s %q %x %x %x\n", os.Args[0], e.Will, e.Mark(0), e.Mark(1), e.Mark(2))
 }
 
 // daemon does what it reads: "mark N", "done".
@@ -56,7 +56,8 @@ func daemon(program, cgroup string) {
 		switch verb {
 		case "mark":
 			n, _ := strconv.Atoi(arg)
-			k.Mark(n)
+			k.Mark(n, 1<<n)
+			k.Mark(n, 1<<31)
 		case "done":
 			k.Done()
 			k.Done()
@@ -186,7 +187,7 @@ func TestDeath(t *testing.T) {
 	r.do("mark 1")
 	r.do("mark 99")
 	r.die()
-	r.line(`orphan slurmstepd: [12.0] "the will" false true false`)
+	r.line(`orphan slurmstepd: [12.0] "the will" 0 80000002 0`)
 	if !r.struck() {
 		t.Error("the step was not killed")
 	}
@@ -219,7 +220,7 @@ func TestKeeperDies(t *testing.T) {
 		pid = r.keeper(pid)
 	}
 	r.die()
-	r.line(`orphan slurmstepd: [12.0] "the will" true false false`)
+	r.line(`orphan slurmstepd: [12.0] "the will" 80000001 0 0`)
 	r.end()
 }
 
@@ -291,7 +292,8 @@ func FuzzEstate(f *testing.F) {
 		if len(e.Will)+len(e.marks)+estateHead != len(b) || binary.NativeEndian.Uint32(b) != estateMagic {
 			t.Fatalf("%q: %+v", b, e)
 		}
-		e.Marked(1 << 30)
-		e.Marked(-1)
+		e.Mark(1 << 30)
+		e.Mark(-1)
+		e.Mark(len(e.marks) / markSize)
 	})
 }

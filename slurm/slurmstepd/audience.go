@@ -158,6 +158,7 @@ func (a *audience) TaskExited(rank int, status step.ExitStatus) {
 		a.exited = make(map[int]bool)
 	}
 	a.exited[rank] = true
+	a.d.markRank(rank, rankEnded|uint32(status)&rankStatus)
 	a.ends.Add(rank, status)
 }
 

@@ -75,7 +75,7 @@ func TestLaunchFailed(t *testing.T) {
 // srun waits for each.
 func TestEndsAfterHost(t *testing.T) {
 	told := map[int]step.ExitStatus{}
-	a := &audience{ends: report.NewEnds(func(ranks []int, status step.ExitStatus) {
+	a := &audience{d: &daemon{plan: &task.Plan{Ranks: []int{4, 5, 6}}}, ends: report.NewEnds(func(ranks []int, status step.ExitStatus) {
 		for _, r := range ranks {
 			if _, twice := told[r]; twice {
 				t.Errorf("the end of rank %d is told twice", r)

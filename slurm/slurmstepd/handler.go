@@ -89,7 +89,8 @@ func (h *handler) end(sig unix.Signal) {
 	if sig == unix.SIGKILL {
 		// Before the cancel, whose SIGTERM would come first. What hangs in the launch has no
 		// cgroup yet, and no process that runs for the user.
-		if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.aud.isRunning() {
+		// One whose tasks have ended kills what is left by itself.
+		if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.st.Record().State == step.Running {
 			h.log.Error(err)
 		}
 	}

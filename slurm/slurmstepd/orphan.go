@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,10 +27,10 @@ import (
 // orphan ends a step whose daemon has died: the keeper has become this program. What it does
 // does not depend on what has been done before.
 type orphan struct {
-	will   will
-	estate *keeper.Estate
-	log    *logrus.Logger
-	peers  *peers
+	will  will
+	mark  func(i int) uint32 // of the estate
+	log   *logrus.Logger
+	peers *peers
 }
 
 // endOrphan is the program, run by stepkeeper. It returns the exit code.
@@ -43,7 +44,7 @@ func endOrphan() int {
 		fmt.Fprintln(os.Stderr, "slurmstepd:", err)
 		return 1
 	}
-	o := &orphan{estate: e}
+	o := &orphan{mark: e.Mark}
 	if err := quickjson.Unmarshal(e.Will, &o.will); err != nil {
 		fmt.Fprintln(os.Stderr, "slurmstepd: cannot parse what the step daemon has left:", err)
 		return 1
@@ -63,29 +64,28 @@ func (o *orphan) run() int {
 	brief, cancel := context.WithTimeout(context.Background(), orphanPatience)
 	killErr := o.kill(brief)
 	cancel()
-	o.clean()
 	ctx := context.Background()
+	answered := o.mark(markAnswered) != 0 // else slurmd reports that the launch has failed
 	var reports sync.WaitGroup
-	if o.estate.Marked(markAnswered) { // else slurmd reports that the launch has failed
+	if answered {
 		reports.Go(func() { o.reportSrun(ctx) })
-		reports.Go(func() { o.reportController(ctx) })
 	}
 	if killErr != nil {
 		o.log.Error(killErr)
 		long, cancel := context.WithTimeout(ctx, time.Duration(cmp.Or(o.will.UnkillableS, 60))*time.Second)
-		defer cancel()
 		killErr = o.kill(long)
+		cancel()
 	}
-	if o.estate.Marked(markAnswered) {
-		w := &o.will
-		rec := &step.Record{ID: step.ID{Job: w.Step.Job, Step: w.Step.Step}, UID: w.User, Node: w.Node, NTasks: len(w.Ranks)}
-		if err := archive.In(w.Spool).Lose(rec, lostReason); err != nil {
-			o.log.Error(err)
-		}
-	}
-	if killErr != nil {
+	o.clean()
+	if killErr != nil { // before the end of the step, which frees the node for others
 		o.log.Error(killErr)
 		o.peers.drain(ctx)
+	}
+	if answered {
+		reports.Go(func() { o.reportController(ctx) })
+		if err := archive.In(o.will.Spool).Lose(o.record(), lostReason); err != nil {
+			o.log.Error(err)
+		}
 	}
 	reports.Wait()
 	if killErr != nil {
@@ -130,36 +130,72 @@ const lostReason = "slurmstepd has died (slurmd's log and the kernel's may say w
 // killed is the status of what the keeper has killed.
 var killed = step.SignaledBy(unix.SIGKILL)
 
+// record is what is known of the step.
+func (o *orphan) record() *step.Record {
+	w := &o.will
+	return &step.Record{ID: step.ID{Job: w.Step.Job, Step: w.Step.Step}, UID: w.User, Node: w.Node, NTasks: len(w.Ranks)}
+}
+
+// status is a task's: the daemon's word of its end, else SIGKILL.
+func (o *orphan) status(local int) step.ExitStatus {
+	if mark := o.mark(markRanks + local); mark&rankEnded != 0 {
+		return step.ExitStatus(mark & rankStatus)
+	}
+	return killed
+}
+
+// ends are the tasks' ends of which srun does not know, equal statuses together.
+func (o *orphan) ends() (ends []*wire.TaskExit) {
+	for local, rank := range o.will.Ranks {
+		if o.mark(markRanks+local)&rankReported != 0 {
+			continue
+		}
+		status := uint32(o.status(local))
+		i := slices.IndexFunc(ends, func(e *wire.TaskExit) bool { return e.Status == status })
+		if i < 0 {
+			i = len(ends)
+			ends = append(ends, &wire.TaskExit{Step: o.will.Step, Status: status})
+		}
+		ends[i].Ranks = append(ends[i].Ranks, uint32(rank))
+	}
+	return ends
+}
+
+// verdict is the step's status for slurmctld. Whether a user's command has ended a task is not
+// known.
+func (o *orphan) verdict() step.ExitStatus {
+	rec := o.record()
+	for local, rank := range o.will.Ranks {
+		rec.Tasks = append(rec.Tasks, step.Task{Rank: rank, Status: new(o.status(local))})
+	}
+	return new(verdict).status(rec)
+}
+
 // reportSrun tells srun what it has not been told yet: that the tasks run, where that is not
-// known, and that they were killed. srun ignores the former where it comes twice (measured), and
+// known, and how they have ended. srun ignores the former where it comes twice (measured), and
 // waits for the latter.
 func (o *orphan) reportSrun(ctx context.Context) {
 	launched := &wire.LaunchResponse{Step: o.will.Step, Node: o.will.Node}
-	exited := &wire.TaskExit{Step: o.will.Step, Status: uint32(killed)}
-	for local, rank := range o.will.Ranks {
+	for _, rank := range o.will.Ranks {
 		launched.PIDs, launched.Ranks = append(launched.PIDs, 0), append(launched.Ranks, uint32(rank))
-		if !o.estate.Marked(markRanks + local) {
-			exited.Ranks = append(exited.Ranks, uint32(rank))
-		}
 	}
-	if !o.estate.Marked(markLaunched) {
+	if o.mark(markLaunched) == 0 {
 		o.peers.tellLauncher(ctx, launched)
 	}
-	if len(exited.Ranks) > 0 {
-		o.peers.tellLauncher(ctx, exited)
+	for _, end := range o.ends() {
+		o.peers.tellLauncher(ctx, end)
 	}
 }
 
 // reportController tells slurmctld that the step has ended.
 func (o *orphan) reportController(ctx context.Context) {
 	w := &o.will
+	rc := uint32(o.verdict())
 	switch {
-	case o.estate.Marked(markComplete):
+	case o.mark(markComplete) != 0:
 	case w.Batch:
-		o.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{
-			Step: w.Step, RC: uint32(killed), UID: w.User, Node: w.Node,
-		})
+		o.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{Step: w.Step, RC: rc, UID: w.User, Node: w.Node})
 	default:
-		o.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: uint32(killed)})
+		o.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: rc})
 	}
 }

@@ -6,12 +6,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"syscall"
 	"testing"
 
 	"github.com/sirupsen/logrus"
 
 	"stepd/internal/linux"
+	"stepd/slurm/wire"
+	"stepd/step"
 )
 
 // Without cgroups the orphan finds the step by the session that slurmd has given to its daemon,
@@ -92,3 +95,30 @@ func TestOrphanClean(t *testing.T) {
 type writer func([]byte) (int, error)
 
 func (w writer) Write(b []byte) (int, error) { return w(b) }
+
+// TestOrphanEnds: srun is sent the ends that it does not know, with the status that the daemon has
+// known, and slurmctld the worst of all.
+func TestOrphanEnds(t *testing.T) {
+	seven, segv := uint32(step.ExitedWith(7)), uint32(step.SignaledBy(syscall.SIGSEGV))|0x80
+	for name, c := range map[string]struct {
+		marks   []uint32
+		ends    []wire.TaskExit
+		verdict step.ExitStatus
+	}{
+		"nothing is known":   {[]uint32{0, 0}, []wire.TaskExit{{Status: 9, Ranks: []uint32{4, 5}}}, killed},
+		"one has ended":      {[]uint32{rankEnded | seven, 0}, []wire.TaskExit{{Status: seven, Ranks: []uint32{4}}, {Status: 9, Ranks: []uint32{5}}}, killed},
+		"all have ended":     {[]uint32{rankEnded, rankEnded | seven}, []wire.TaskExit{{Status: 0, Ranks: []uint32{4}}, {Status: seven, Ranks: []uint32{5}}}, step.ExitedWith(7)},
+		"one is reported":    {[]uint32{rankEnded | rankReported | segv, rankEnded}, []wire.TaskExit{{Status: 0, Ranks: []uint32{5}}}, step.ExitStatus(segv)},
+		"all are reported":   {[]uint32{rankEnded | rankReported, rankEnded | rankReported}, nil, 0},
+		"reported as killed": {[]uint32{rankReported, rankReported}, nil, killed},
+	} {
+		o := &orphan{will: will{Ranks: []int{4, 5}}, mark: func(i int) uint32 { return c.marks[i-markRanks] }}
+		var ends []wire.TaskExit
+		for _, e := range o.ends() {
+			ends = append(ends, *e)
+		}
+		if !reflect.DeepEqual(ends, c.ends) || o.verdict() != c.verdict {
+			t.Errorf("%s: %+v and %d, want %+v and %d", name, ends, o.verdict(), c.ends, c.verdict)
+		}
+	}
+}

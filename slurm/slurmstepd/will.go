@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -127,10 +128,26 @@ func (d *daemon) guard() error {
 	return nil
 }
 
+// The bits of a rank's mark. The low ones are its wait status once it has ended.
+const (
+	rankReported = 1 << 31 // srun knows of the end
+	rankEnded    = 1 << 30
+	rankStatus   = 1<<16 - 1
+)
+
 // mark notes for the orphan what has been reported.
-func (d *daemon) mark(i int) {
+func (d *daemon) mark(i int) { d.markBits(i, 1) }
+
+func (d *daemon) markBits(i int, bits uint32) {
 	if d.keeper != nil {
-		d.keeper.Mark(i)
+		d.keeper.Mark(i, bits)
+	}
+}
+
+// markRank notes something of a task.
+func (d *daemon) markRank(rank int, bits uint32) {
+	if local := slices.Index(d.plan.Ranks, rank); local >= 0 {
+		d.markBits(markRanks+local, bits)
 	}
 }
 
@@ -140,12 +157,8 @@ func (d *daemon) markSent(m wire.Message) {
 	case *wire.LaunchResponse:
 		d.mark(markLaunched)
 	case *wire.TaskExit:
-		for local, rank := range d.plan.Ranks {
-			for _, r := range m.Ranks {
-				if uint32(rank) == r {
-					d.mark(markRanks + local)
-				}
-			}
+		for _, r := range m.Ranks {
+			d.markRank(int(r), rankReported)
 		}
 	}
 }
