@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,7 @@ type audience struct {
 	files   stderrFiles   // where srun does not have the tasks' stderr
 	// said are messages to srun, in their order; the channel closes with the step.
 	messages  chan wire.Message
+	opened    chan error              // how the connection to srun's streams has gone; nil without them
 	sent      chan struct{}           // closed when all are sent
 	giveUp    context.CancelCauseFunc // ends the sending; set by connect
 	noStreams atomic.Bool             // the tasks could not get their streams
@@ -54,7 +56,7 @@ const messagesMax = 1024
 const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
-	a := &audience{journal: newJournal(d), d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), endSent: make(chan struct{}), patience: srunPatience}
+	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), endSent: make(chan struct{}), patience: srunPatience}
 	a.ends = report.NewEnds(a.tellEnds)
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
@@ -74,6 +76,29 @@ func newAudience(d *daemon) (*audience, error) {
 	return a, nil
 }
 
+// open begins to connect to srun's streams: srun passes nothing on before 10 ms after that have
+// passed (measured). abandon or connect follows.
+func (a *audience) open() {
+	if a.srun == nil {
+		return
+	}
+	a.opened = make(chan error, 1)
+	go func() { a.opened <- a.srun.Open(context.Background()) }()
+	runtime.Gosched() // it begins now
+}
+
+// abandon ends srun's streams of a step that does not begin.
+func (a *audience) abandon() {
+	if a.srun == nil || <-a.opened != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), drainFor)
+	defer cancel()
+	if err := a.srun.Close(ctx); err != nil {
+		a.d.log.Error(err)
+	}
+}
+
 // connect joins the tasks' streams to srun, beside the launch.
 func (a *audience) connect(ctx context.Context, st *task.Step) {
 	sending, giveUp := context.WithCancelCause(ctx)
@@ -83,7 +108,7 @@ func (a *audience) connect(ctx context.Context, st *task.Step) {
 		return
 	}
 	go func() {
-		err := a.srun.Open(ctx)
+		err := <-a.opened
 		if err == nil {
 			err = a.srun.Attach(st)
 		}

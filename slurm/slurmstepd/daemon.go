@@ -92,6 +92,15 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	if err := linux.SetSubreaper(); err != nil {
 		return nil, err
 	}
+	if err := d.makePlan(); err != nil {
+		return nil, err
+	}
+	d.aud.open()
+	defer func() {
+		if err != nil {
+			d.aud.abandon()
+		}
+	}()
 	if d.place, err = place.Make(ctx, place.Config{
 		Spool: s.Conf.Spool, Node: s.Conf.Node, Site: d.conf, MemoryMB: s.Conf.RealMemory, Bindable: true, Denied: d.planGres,
 	}, d.spec); err != nil {
@@ -113,11 +122,17 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	if d.spec.ID.Step == step.ExternStep {
 		d.extern = extern.New(extern.Config{Cgroups: d.cgroups(), Log: func(line string) { d.log.Info(line) }})
 	}
+	return d, d.wire()
+}
+
+// makePlan plans the step, and makes what reports it.
+func (d *daemon) makePlan() (err error) {
 	d.files = labelFiles(d.spec)
 	if d.plan, err = task.MakePlan(d.spec); err != nil {
-		return nil, &refusal{unix.EINVAL, err}
+		return &refusal{unix.EINVAL, err}
 	}
-	return d, d.wire()
+	d.aud, err = newAudience(d)
+	return err
 }
 
 // findUser asks the name service for the user's name and groups, where the credential has
@@ -160,10 +175,8 @@ func stepName(s *wire.Stream) string {
 // wire joins the step to its neighbours.
 func (d *daemon) wire() (err error) {
 	d.peers = d.newPeers()
-	if d.aud, err = newAudience(d); err != nil {
-		return err
-	}
 	d.peers.attempted = d.aud.settleEnd
+	d.aud.journal = newJournal(d)
 	if err := d.guard(); err != nil {
 		return err
 	}
@@ -247,11 +260,12 @@ func (d *daemon) run() int {
 	// What ends the step, a SIGTERM to this program as well, is reported in any case.
 	report := context.WithoutCancel(ctx)
 	d.aud.connect(report, d.st)
-	swept := make(chan struct{})
-	go d.sweep(swept)
+	ended, swept := make(chan struct{}), make(chan struct{})
+	go d.sweep(ended, swept)
 	rec := d.st.Run(ctx)
 	d.reportEnd(report, &rec)
 	d.mark(markComplete)
+	close(ended)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	<-swept
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
@@ -330,10 +344,15 @@ func (d *daemon) remove() error {
 const sweepPatience = time.Second
 
 // sweep kills what dead step daemons and their dead keepers have left, once the launch is
-// over, and logs what is configured and not done, once for each change of it.
-func (d *daemon) sweep(done chan<- struct{}) {
+// over, and logs what is configured and not done, once for each change of it. A short step's
+// end is reported before.
+func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
+	select {
+	case <-ended:
+	case <-time.After(trimAfter):
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), sweepPatience)
 	defer cancel()
 	swept, err := d.place.Sweep(ctx, d.cleanSwept)

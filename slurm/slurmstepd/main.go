@@ -69,12 +69,14 @@ func runStep() int {
 	}
 	d.mark(markAnswered)
 	answered := make(chan struct{})
-	if d.spec.ID.Step == step.ExternStep {
-		go func() { d.answerRunning(); close(answered) }()
-	} else {
-		d.answer()
-		close(answered)
-	}
+	go func() { // the start does not wait for slurmd, which has srun to answer
+		defer close(answered)
+		if d.spec.ID.Step == step.ExternStep {
+			d.answerRunning()
+		} else {
+			d.answer()
+		}
+	}()
 	code := d.run()
 	<-answered
 	return code

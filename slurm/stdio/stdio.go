@@ -7,7 +7,6 @@ package stdio
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -99,13 +98,13 @@ func (s *Streams) has(fd, rank int) bool {
 	return st.Kind == step.StreamClient && (st.Rank == nil || *st.Rank == rank)
 }
 
-// dialTimeout bounds the connection to srun: slurmd waits for the launch.
-const dialTimeout = 10 * time.Second
+// connectTimeout bounds the connection to srun: the tasks wait for it.
+const connectTimeout = 10 * time.Second
 
 // Open connects to srun, which waits for every node of the step, also where none of its
 // streams goes there. The error wraps the connection's.
 func (s *Streams) Open(ctx context.Context) error {
-	if err := s.open(ctx); err != nil {
+	if err := s.open(); err != nil {
 		err = fmt.Errorf("cannot connect the tasks' streams to srun at %v: %w", s.cfg.Server, err)
 		if s.terminal != nil {
 			s.terminal.resolve(err)
@@ -122,7 +121,7 @@ func (s *Streams) Open(ctx context.Context) error {
 	return nil
 }
 
-func (s *Streams) open(ctx context.Context) error {
+func (s *Streams) open() error {
 	var ends [3]int
 	for _, o := range s.loop.outs {
 		if !o.labelled {
@@ -136,29 +135,17 @@ func (s *Streams) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-	defer cancel()
-	var d net.Dialer // it has the kernel probe a connection that is idle
-	c, err := d.DialContext(ctx, "tcp", s.cfg.Server.String())
+	sock, err := connect(s.cfg.Server, connectTimeout)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	if _, err := c.Write(hello); err != nil { // it fits the empty buffer
-		return err
+	_, err = unix.Write(sock, hello) // it fits the empty buffer
+	if err == nil {
+		err = unix.SetNonblock(sock, true)
 	}
-	// The runtime's poller is to have no part in it.
-	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
+		unix.Close(sock)
 		return err
-	}
-	sock := -1
-	var dupErr error
-	if err := raw.Control(func(fd uintptr) { sock, dupErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3) }); err != nil {
-		return err
-	}
-	if dupErr != nil {
-		return dupErr
 	}
 	return s.loop.begin(sock)
 }

@@ -143,7 +143,7 @@ func (s *Streams) followWindow(ctx context.Context) {
 }
 
 func (s *Streams) follow(ctx context.Context) error {
-	d := net.Dialer{Timeout: dialTimeout}
+	d := net.Dialer{Timeout: connectTimeout}
 	c, err := d.DialContext(ctx, "tcp", s.cfg.Terminal.Window)
 	if err != nil {
 		return err

@@ -4,7 +4,7 @@ package report
 
 import (
 	"bufio"
-	"os"
+	"io"
 	"sync"
 	"time"
 
@@ -17,7 +17,7 @@ type Events struct {
 	out *bufio.Writer // guarded by mu
 	// flushing: the lines will be written out by themselves.
 	flushing bool // guarded by mu
-	file     *os.File
+	file     io.WriteCloser
 	stops    failpoint // guarded by mu
 }
 
@@ -32,7 +32,7 @@ const (
 
 // NewEvents writes to f, which becomes its own. env is the job's environment, which tells
 // programs that are built for tests where to stop.
-func NewEvents(f *os.File, env []string) *Events {
+func NewEvents(f io.WriteCloser, env []string) *Events {
 	return &Events{file: f, out: bufio.NewWriterSize(f, eventBuffer), stops: newFailpoint(env)}
 }
 
