@@ -76,7 +76,8 @@ func run() error {
 		{},
 	} {
 		site.Release, site.Cache, site.Users = *release, *cache, []string{"alice"}
-		site.Conf = "MaxTasksPerNode=2000\nSlurmctldDebug=info\n"
+		// Without backfill: 26.05 does not log what that allocates.
+		site.Conf = "MaxTasksPerNode=2000\nSlurmctldDebug=info\nSchedulerType=sched/builtin\n"
 		if sides[i], err = begin(ctx, site); err != nil {
 			return err
 		}

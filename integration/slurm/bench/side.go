@@ -155,7 +155,7 @@ func (s *side) turnaround(ctx context.Context) (float64, error) {
 		return 0, fmt.Errorf("cannot submit a job: %w", err)
 	}
 	job := strings.TrimSpace(string(out))
-	began := regexp.MustCompile(`(?m)^\[(\S+)\] sched(?:/backfill)?: .*(?:Allocate|Started) JobId=` + job + ` `)
+	began := regexp.MustCompile(`(?m)^\[(\S+)\] sched: Allocate JobId=` + job + ` `)
 	ended := regexp.MustCompile(`(?m)^\[(\S+)\] _job_complete: JobId=` + job + ` done`)
 	deadline := time.Now().Add(30 * time.Second)
 	for time.Now().Before(deadline) {
