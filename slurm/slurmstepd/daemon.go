@@ -344,8 +344,8 @@ func (d *daemon) remove() error {
 const sweepPatience = time.Second
 
 // sweep kills what dead step daemons and their dead keepers have left, once the launch is
-// over, and logs what is configured and not done, once for each change of it. A short step's
-// end is reported before.
+// over, and logs what the step asks for and is not done, and what is configured and is not, the
+// latter once for each change of it. A short step's end is reported before.
 func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
@@ -358,6 +358,9 @@ func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	swept, err := d.place.Sweep(ctx, d.cleanSwept)
 	for _, id := range swept {
 		d.log.Warnf("killed what the dead step daemon of step %s has left", id.Name())
+	}
+	for _, line := range check.Ignored(d.stream) {
+		d.log.Warnf("not done: %s", line)
 	}
 	err = errors.Join(err, check.Note(place.Dir(d.stream.Conf.Spool), d.conf.Control.Digest, d.conf.File, d.stream.Conf.Node, func(line string) {
 		d.log.Warnf("not done: %s", line)
