@@ -11,7 +11,6 @@ type Type uint16
 // The messages of a step daemon.
 const (
 	TypeUpdateNode          Type = 3002
-	TypeKillStep            Type = 5005
 	TypeStepComplete        Type = 5016
 	TypeCompleteBatchScript Type = 5018
 	TypeLaunchResponse      Type = 6002
@@ -20,7 +19,7 @@ const (
 )
 
 var typeNames = map[Type]string{
-	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeKillStep: "REQUEST_CANCEL_JOB_STEP", TypeStepComplete: "REQUEST_STEP_COMPLETE",
+	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeStepComplete: "REQUEST_STEP_COMPLETE",
 	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT",
 	TypeLaunchResponse:      "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
 }
@@ -212,22 +211,4 @@ func (m *UpdateNode) pack(w *writer) {
 		w.str("") // topology_str
 	}
 	w.u32(NoVal) // weight
-}
-
-// KillStep sends a signal to a step's tasks on all of its nodes: to slurmctld.
-type KillStep struct {
-	Step   StepID
-	Signal uint16
-	Flags  uint16
-}
-
-// Type implements Message.
-func (*KillStep) Type() Type { return TypeKillStep }
-
-func (m *KillStep) pack(w *writer) {
-	w.stepID(m.Step)
-	w.str("") // the step as text
-	w.str("") // the cluster's sibling
-	w.u16(m.Signal)
-	w.u16(m.Flags)
 }

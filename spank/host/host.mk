@@ -66,11 +66,12 @@ $(WIRE_ASAN_OBJ): $(BUILD)/asan/wire/%.o: $(WIRE_DIR)/%.c $(WIRE_HDRS)
 	@mkdir -p $(@D)
 	$(CC) $(HOST_SANITIZE) $(HOST_CFLAGS) -c -o $@ $<
 
-# Tests, under the sanitizers. step_test and life_test need root, and say so when they have not.
+# Tests, under the sanitizers. step_test, failure_test and life_test need root, and say so when they have not.
 HOST_TEST_CFLAGS := $(HOST_SANITIZE) $(HOST_CFLAGS) -I$(HOST_TESTS)
-HOST_UNIT_TESTS := $(addprefix $(BUILD)/asan/,unit_test fuzz_test hostlist_test)
+HOST_UNIT_TESTS := $(addprefix $(BUILD)/asan/,unit_test explain_test fuzz_test hostlist_test)
+HOST_STEP_TESTS := $(addprefix $(BUILD)/asan/,step_test failure_test life_test)
 
-$(BUILD)/asan/step_test $(BUILD)/asan/life_test $(BUILD)/asan/abi_test: $(BUILD)/asan/%: $(HOST_TESTS)/%.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
+$(HOST_STEP_TESTS) $(BUILD)/asan/abi_test: $(BUILD)/asan/%: $(HOST_TESTS)/%.c $(HOST_TESTS)/driver.c $(HOST_TESTS)/blob.c \
 		$(BUILD)/asan/host/wire.o $(WIRE_ASAN_OBJ) $(wildcard $(HOST_TESTS)/*.h)
 	$(CC) $(HOST_TEST_CFLAGS) -o $@ $(filter %.c %.o,$^)
 
@@ -110,15 +111,15 @@ $(HOST_UNIT_TESTS): $(BUILD)/asan/%: $(HOST_TESTS)/%.c \
 HOST_SYMBOLS = nm -D --defined-only $(1) | awk '{print $$3}' | sort
 
 .PHONY: test-c
-test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(BUILD)/asan/step_test $(BUILD)/asan/life_test \
+test-c: $(BIN)/spankhost $(BUILD)/asan/spankhost $(HOST_STEP_TESTS) \
 		$(BUILD)/asan/probe.so $(BUILD)/asan/abi_test $(HOST_ABI_PLUGINS) $(HOST_UNIT_TESTS)
 	$(BUILD)/asan/unit_test
+	$(BUILD)/asan/explain_test
 	FUZZ_SECONDS=5 $(BUILD)/asan/fuzz_test
 	FUZZ_SECONDS=2 $(BUILD)/asan/hostlist_test
-	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
-	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/step_test
-	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/life_test
-	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGIN=$(abspath $(BUILD)/asan/probe.so) $(BUILD)/asan/life_test
+	@set -e; for test in $(HOST_STEP_TESTS); do for host in $(abspath $(BUILD)/asan/spankhost $(BIN)/spankhost); do \
+		echo "$$test of $$host"; SPANKHOST=$$host PLUGIN=$(abspath $(BUILD)/asan/probe.so) $$test; \
+	done; done
 	SPANKHOST=$(abspath $(BUILD)/asan/spankhost) PLUGINS=$(abspath $(BUILD)/asan) $(BUILD)/asan/abi_test
 	SPANKHOST=$(abspath $(BIN)/spankhost) PLUGINS=$(abspath $(BUILD)/asan) $(BUILD)/asan/abi_test
 	sed -n 's/^\t\(.*\);/\1/p' $(HOST_DIR)/exports.list | sort >$(BUILD)/asan/exports.want
