@@ -105,7 +105,7 @@ slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, SITE=affini
 
 .PHONY: slurm-faults
 slurm-faults: all ## kill each process at every phase of a step under slurmd, and as often at random, POINTS= kills each (500)
-	POINTS=$(or $(POINTS),500) $(SLURM) -v -run '^TestRootSlurm(Faults|RandomKills)$$' ./integration/slurm | $(GATE) -v
+	POINTS=$(or $(POINTS),500) $(SLURM) -v -run '^TestRoot(SlurmFaults|SlurmRandomKills|MungedAway)$$' ./integration/slurm | $(GATE) -v
 
 .PHONY: faults
 FAULTS ?= 5

@@ -1,8 +1,8 @@
 // Package archive keeps the event logs and the records of steps that no noded keeps: as files in
 // slurmd's spool. The step daemon writes them, and stepctl reads them without any daemon.
 //
-// A step's files are DIR/J.S.events and DIR/J.S.json. They belong to its user alone, in a
-// directory of root's. The daemon locks the former while the step runs; ended steps' files are
+// A step's files are DIR/J.S.events and DIR/J.S.json. Its user alone reads them, and root writes
+// them, in a directory of root's. The daemon locks the former while the step runs; ended steps' files are
 // removed by later steps, the oldest first. Begin with In.
 package archive
 
@@ -38,7 +38,7 @@ func In(spool string) Archive { return Archive(filepath.Join(spool, "stepd")) }
 const (
 	eventsEnd = ".events"
 	recordEnd = ".json"
-	// recordMax and lineMax bound what is read, in bytes: a user writes to these files.
+	// recordMax and lineMax bound what is read, in bytes: the files may be a user's.
 	recordMax = 64 << 20
 	lineMax   = 16 << 20
 )
@@ -67,9 +67,9 @@ func (a Archive) Create(id step.ID, uid uint32) (*os.File, error) {
 	return a.own(f, uid)
 }
 
-// own gives an event log to its user and locks it.
+// own has the user read an event log, and locks it.
 func (a Archive) own(f *os.File, uid uint32) (*os.File, error) {
-	err := f.Chown(int(uid), -1)
+	err := grant(f, uid)
 	if err == nil {
 		err = linux.OnFD(f, func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
 	}
@@ -87,10 +87,13 @@ func (a Archive) Note(rec *step.Record, uid uint32) error {
 		return fmt.Errorf("cannot write the record of step %s: %w", rec.ID, err)
 	}
 	path := a.path(rec.ID, recordEnd)
-	if err := linux.WriteWhole(path, false, func(w io.Writer) error { _, err := w.Write(b); return err }); err != nil {
+	return linux.WriteWhole(path, false, func(w io.Writer) error {
+		if err := grant(w.(*os.File), uid); err != nil {
+			return err
+		}
+		_, err := w.Write(b)
 		return err
-	}
-	return os.Lchown(path, int(uid), -1) // the directory is root's
+	})
 }
 
 // Lose notes that the daemon of a step has died, and why the step has ended, in its log and its
@@ -109,8 +112,8 @@ func (a Archive) Lose(known *step.Record, reason string) error {
 		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
 	}
 	defer f.Close()
-	var st unix.Stat_t
-	if err := linux.OnFD(f, func(fd int) error { return unix.Fstat(fd, &st) }); err != nil {
+	uid, err := reader(f)
+	if err != nil {
 		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
 	}
 	now := time.Now()
@@ -131,7 +134,7 @@ func (a Archive) Lose(known *step.Record, reason string) error {
 	}
 	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = step.Failed, reason, new(1), nil, &now
 	rec.StepdLost, rec.StepdPID = true, 0
-	return a.Note(&rec, st.Uid)
+	return a.Note(&rec, uid)
 }
 
 func remove(path string) error {

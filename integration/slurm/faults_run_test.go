@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -25,7 +26,9 @@ type faultRun struct {
 	stop *os.File // nil where the step does not stop
 	job  int
 	hit  bool
-	done chan struct{} // closed with the client's end
+	// limit is the client's; 0 is as long as others have.
+	limit time.Duration
+	done  chan struct{} // closed with the client's end
 	// The client: srun, or sbatch that waits.
 	client *exec.Cmd
 	said   bytes.Buffer
@@ -88,7 +91,7 @@ func (f *faultRun) release() {
 // start starts the client.
 func (f *faultRun) start(t *testing.T) {
 	t.Helper()
-	f.client = f.site.Command(t.Context(), "alice", "timeout", append([]string{"-k", "1", "40"}, f.kind.args(f.name)...)...)
+	f.client = f.site.Command(t.Context(), "alice", "timeout", append([]string{"-k", "1", fmt.Sprint(cmp.Or(f.limit, 2*faultWait).Seconds())}, f.kind.args(f.name)...)...)
 	f.client.Env = append(f.client.Env, "GATE="+filepath.Join(f.wd, "gate"))
 	f.client.Env = append(f.client.Env, "STEPD_STOP="+f.at.line, "STEPD_STOP_FIFO="+filepath.Join(f.wd, "stop"))
 	f.client.Stdout, f.client.Stderr = &f.said, &f.said

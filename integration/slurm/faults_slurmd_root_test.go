@@ -1,6 +1,10 @@
 package slurm
 
 import (
+	"errors"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -87,4 +91,62 @@ func TestRootMungedDown(t *testing.T) {
 	must(t, s.StartMunged(t.Context()))
 	ends(t, runs)
 	eventually(t, faultWait, func() error { return s.idle(t) })
+}
+
+// TestRootMungedAway: what a step has to report when munged has been away for longer than a message
+// is tried is reported once it is back, if late: the pauses are Slurm's own, 15 s for a batch job
+// and a minute for a step of srun. With POINTS munged is away for more than two minutes, and a step
+// of srun ends as well.
+func TestRootMungedAway(t *testing.T) {
+	testkit.RequireRoot(t)
+	t.Parallel()
+	s := startFaultSite(t, hosting(t))
+	kinds, away, limit := []kind{batchKind}, 4*time.Second, 40*time.Second
+	if os.Getenv("POINTS") != "" {
+		kinds, away, limit = append(kinds, srunKind), 130*time.Second, 240*time.Second
+	}
+	var runs []*faultRun
+	for _, k := range kinds {
+		f := &faultRun{fault: fault{"munged", moment{}, k}, site: s}
+		f.prepare(t)
+		f.started(t, limit)
+		runs = append(runs, f)
+	}
+	must(t, s.End(t.Context(), "munged", syscall.SIGTERM))
+	for _, f := range runs {
+		f.open(t)
+	}
+	time.Sleep(away)
+	must(t, s.StartMunged(t.Context()))
+	for _, f := range runs {
+		eventually(t, limit, func() error {
+			out, err := s.Command(t.Context(), "root", "scontrol", "-o", "show", "job", strconv.Itoa(f.job)).Output()
+			if text := string(out); err == nil && (!strings.Contains(text, " JobState=FAILED ") || !strings.Contains(text, " ExitCode=7:0 ")) {
+				err = errors.New(text)
+			}
+			return err
+		})
+		eventually(t, endsIn, func() error { return left(s.Cluster, s.space, f.job) })
+		if !f.kind.batch { // sbatch asks at times of its own
+			<-f.done
+		}
+	}
+	eventually(t, faultWait, func() error { return s.idle(t) })
+}
+
+// started starts the client, and waits for the step's tasks.
+func (f *faultRun) started(t *testing.T, limit time.Duration) {
+	t.Helper()
+	f.limit = limit
+	f.start(t)
+	eventually(t, faultWait, func() error {
+		out, err := f.site.Command(t.Context(), "root", "squeue", "-h", "-n", f.name, "-o", "%i").Output()
+		if err == nil {
+			f.job, err = strconv.Atoi(strings.TrimSpace(string(out)))
+		}
+		if err == nil && !slices.ContainsFunc(processes(f.site.space, f.job), func(p process) bool { return strings.HasPrefix(p.title, "sleep ") }) {
+			err = errors.New("no task runs")
+		}
+		return err
+	})
 }
