@@ -121,6 +121,10 @@ type Config struct {
 	// be used: "gres/gpu: slurm.conf has 2, gres.conf 1".
 	DrainReasons []string
 
+	// JobFileAppend reports whether a batch job's output is appended to what a file has, unless
+	// the job says otherwise.
+	JobFileAppend bool
+
 	// MaxTasksPerNode is 65533 by default, the highest value.
 	MaxTasksPerNode  int
 	LaunchParameters []string

@@ -62,6 +62,7 @@ func (l *loader) slurmKeys() keySet {
 		"maxmempercpu":                  memory(&c.MaxMemPerCPU),
 		"maxmempernode":                 memory(&c.MaxMemPerNode),
 		"grestypes":                     parsed(&c.GresTypes, gresTypes),
+		"jobfileappend":                 boolean(&c.JobFileAppend),
 		"maxtaskspernode":               count(&c.MaxTasksPerNode, 1, 65533),
 		"tmpfs":                         unused,
 		"launchparameters":              list(&c.LaunchParameters),

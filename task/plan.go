@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -55,6 +56,9 @@ func MakePlan(spec *step.Spec) (*Plan, error) {
 	}
 	if spec.EnvComplete {
 		p.Env = spec.Env
+		if spec.PropagatePrio != prioOff { // as hidePriority
+			p.Env = slices.DeleteFunc(slices.Clone(p.Env), func(e string) bool { return strings.HasPrefix(e, prioVariable+"=") })
+		}
 	}
 	p.CommonEnv = append(p.CommonEnv, spec.TaskEnv...)
 	p.TaskEnv = make([][]string, len(p.Ranks))

@@ -62,8 +62,6 @@ func TestPlanEnvironment(t *testing.T) {
 	}
 }
 
-// TestPlanArray: a step and a script are told their job's place in a job array, and its
-// earlier runs.
 // TestPlanEnvComplete holds that a complete environment stays as it is, and that what the
 // node alone knows is still set beside it.
 func TestPlanEnvComplete(t *testing.T) {
@@ -81,9 +79,15 @@ func TestPlanEnvComplete(t *testing.T) {
 		if !slices.Contains(p.CommonEnv, "SLURMD_NODENAME=vm") || p.TaskEnv[0][0] != "SLURM_PROCID=0" {
 			t.Errorf("step %d: the tasks' environment is %q and %q", id, p.CommonEnv, p.TaskEnv)
 		}
+		spec.Env, spec.PropagatePrio = []string{"A=1", prioVariable + "=5", "B=2"}, prioOn
+		if p, err = MakePlan(spec); err != nil || !slices.Equal(p.Env, []string{"A=1", "B=2"}) || len(spec.Env) != 3 {
+			t.Errorf("step %d: with the client's nice value used: %q, %v", id, p.Env, err)
+		}
 	}
 }
 
+// TestPlanArray: a step and a script are told their job's place in a job array, and its
+// earlier runs.
 func TestPlanArray(t *testing.T) {
 	for _, id := range []uint32{0, step.BatchStep} {
 		s := testSpec()

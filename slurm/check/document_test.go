@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"stepd/slurm/wire"
 )
 
 // line is a row of the tables in docs/slurm.md that list what users have, line by line.
@@ -87,5 +89,38 @@ func TestDocument(t *testing.T) {
 				t.Errorf("docs/slurm.md: %s: no line for %s, which --check lists", section, key)
 			}
 		}
+	}
+}
+
+// TestDocumentRefusals compares the list's options with what Refuse refuses.
+func TestDocumentRefusals(t *testing.T) {
+	launch := func(change func(*wire.Stream, *wire.Launch)) *wire.Stream {
+		s := &wire.Stream{Launch: &wire.Launch{Nodes: 1, Cred: new(wire.Cred), Het: wire.Het{Steps: 1}}, MPIType: "none"}
+		change(s, s.Launch)
+		return s
+	}
+	options := map[string]*wire.Stream{
+		"-n":          launch(func(*wire.Stream, *wire.Launch) {}),
+		"--pty":       launch(func(_ *wire.Stream, l *wire.Launch) { l.Flags = wire.FlagPTY }),
+		"--container": launch(func(_ *wire.Stream, l *wire.Launch) { l.Container = "/b" }),
+		"--context":   launch(func(_ *wire.Stream, l *wire.Launch) { l.Cred.SELinux = "u:r:t" }),
+		"-N 2":        launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Nodes = "pmix", 2 }),
+		"--het-group": launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Het.Steps = "pmix", 2 }),
+		"TLSType":     launch(func(_ *wire.Stream, l *wire.Launch) { l.TLSCert = "-----BEGIN" }),
+	}
+	for _, l := range lines(t) {
+		for _, name := range l.names {
+			s := options[name]
+			if s == nil {
+				continue
+			}
+			delete(options, name)
+			if refused := Refuse(s) != nil; refused != strings.Contains(l.words, "refused") || refused != (l.here == "not" || l.here == "in part") {
+				t.Errorf("%s is %q, %q, and Refuse refuses it: %v", name, l.here, l.words, refused)
+			}
+		}
+	}
+	for name := range options {
+		t.Errorf("no line for %s", name)
 	}
 }

@@ -96,7 +96,7 @@ func ofBatch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	out.RestartCount = uint32(b.Restarts)
 	out.Env = batchEnv(out.Env, s, c)
 	batchTaskEnv(out, s, c)
-	appends := b.OpenMode == openAppend
+	appends := b.OpenMode == openAppend || b.OpenMode == 0 && c.JobFileAppend
 	name := "slurm-%j.out"
 	if out.Array != nil {
 		name = "slurm-%A_%a.out"

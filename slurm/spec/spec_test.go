@@ -319,6 +319,14 @@ func TestOfBatch(t *testing.T) {
 	if s.Array != nil || s.Stdout.Pattern != "o" || !s.Stderr.Append || s.Stderr.Pattern != "e" {
 		t.Errorf("the streams are %+v %+v", s.Stdout, s.Stderr)
 	}
+	appends := site1(t)
+	appends.JobFileAppend = true
+	for mode, want := range map[uint8]bool{0: true, openAppend: true, openAppend + 1: false} {
+		b.OpenMode = mode
+		if s, err = Of(&wire.Stream{Conf: conf(), Batch: b}, appends); err != nil || s.Stdout.Append != want || s.Stderr.Append != want {
+			t.Errorf("JobFileAppend, mode %d: %+v %+v, %v", mode, s.Stdout, s.Stderr, err)
+		}
+	}
 }
 
 func TestExtern(t *testing.T) {

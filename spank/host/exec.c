@@ -55,14 +55,38 @@ static void keep_declared(struct host *h)
 	}
 }
 
+/* Makes the directory that TMPDIR names, or has it be /tmp. Measured: the first task's alone,
+ * and after task_init and the task prologs. */
+static void make_tmpdir(struct env *env)
+{
+	const char *dir = env_get(env, "TMPDIR");
+	struct stat st;
+
+	if (dir != NULL) {
+		if (mkdir(dir, 0700) == 0)
+			return;
+		int error = errno;
+		bool there = error == EEXIST && stat(dir, &st) == 0;
+
+		if (there && S_ISDIR(st.st_mode))
+			return;
+		if (there)
+			log_text(LEVEL_ERROR, "TMPDIR [%s] is not a directory", dir);
+		else
+			log_text(LEVEL_ERROR, "Unable to create TMPDIR [%s]: %s", dir,
+				 strerror(error));
+		log_text(LEVEL_ERROR, "Setting TMPDIR to /tmp");
+	}
+	env_set(env, "TMPDIR", "/tmp");
+}
+
 static void last_env(struct host *h)
 {
 	for (size_t i = 0; i < h->step.nenv_unset; i++)
 		env_unset(&h->env, h->step.env_unset[i]);
 	limits_unset(&h->env);
-	/* Measured: the first task's alone, and after task_init. */
-	if (h->rank == 0 && env_get(&h->env, "TMPDIR") == NULL)
-		env_set(&h->env, "TMPDIR", "/tmp");
+	if (h->rank == 0)
+		make_tmpdir(&h->env);
 }
 
 /* Reports why execve failed, in words where the errno misleads, and ends. */

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -139,6 +140,7 @@ func (c *Cluster) writeEtc(site Site, root string) error {
 		}
 		c.users[name] = uint32(id)
 	}
+	fmt.Fprintf(&group, "people:x:%d:%s\n", firstUID-1, strings.Join(site.Users, ",")) // all are in a second group
 	for name, lines := range map[string][]byte{"passwd": passwd.Bytes(), "group": group.Bytes()} {
 		f, err := os.OpenFile(c.Path("etc/"+name), os.O_APPEND|os.O_WRONLY, 0)
 		if err != nil {
