@@ -24,7 +24,7 @@ import (
 // memory that root's processes alone have; no key and no token is in it.
 type will struct {
 	Step    wire.StepID  `json:"step"`
-	Name    string       `json:"name"` // "12.0"
+	Name    string       `json:"name"` // "12.0", "12.0+1"
 	Node    string       `json:"node"`
 	NodeID  uint32       `json:"node_id"`
 	Batch   bool         `json:"batch"`
@@ -72,7 +72,7 @@ func (d *daemon) will() (*will, error) {
 	}
 	p, conf := d.peers, d.stream.Conf
 	w := &will{
-		Step: p.id, Name: d.spec.ID.Name(), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
+		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
 		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path()},
