@@ -93,7 +93,6 @@ var site = []rule{
 	{"PrologFlags", has("RunInJob"), "Prolog and Epilog, which the extern step is to run, do not run"},
 	{"JobContainerType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
 	{"NamespaceType", other("none"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
-	{"LaunchParameters", has("enable_nss_slurm"), "nss_slurm has no answer: a task asks the node's own name service for users and groups"},
 	{"LaunchParameters", has("slurmstepd_memlock"), "the step daemon's memory is not locked"},
 	{"LaunchParameters", has("slurmstepd_memlock_all"), "the step daemon's memory is not locked"},
 	{"LaunchParameters", has("batch_step_set_cpu_freq"), "CPU frequencies are left as they are"},

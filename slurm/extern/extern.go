@@ -52,3 +52,6 @@ func (s *Step) Adopt(pid int) error {
 	s.cfg.Log(fmt.Sprintf("process %d is adopted", pid))
 	return nil
 }
+
+// Display is the number of the job's display, and the file of its cookie: 0 without one.
+func (s *Step) Display() (number int32, authority string) { return 0, "" }

@@ -38,6 +38,7 @@ const (
 	reqGroup       code = 25
 	reqNamespace   code = 26
 	reqHost        code = 27
+	reqNamespaces  code = 28 // since 25.05
 	reqNotify      code = 4022
 )
 
@@ -47,7 +48,9 @@ type request struct {
 	pid    int32  // of reqHasPID and reqAddPID
 	signal int32  // of reqSignal, as are flags
 	flags  uint32 // which processes
-	text   string // of reqNotify, and the reason of reqSignal
+	text   string // of reqNotify, and the reason of reqSignal; a name
+	mode   int32  // of reqPasswd, reqGroup and reqHost
+	id     int32  // of reqPasswd and reqGroup: a uid or gid
 }
 
 // Flags of reqSignal (slurm.h: KILL_JOB_BATCH and KILL_FULL_JOB).
@@ -78,7 +81,15 @@ func readRequest(v wire.Release, in io.Reader) (request, error) {
 	q := request{code: code(binary.NativeEndian.Uint32(word[:]))}
 	switch q.code {
 	case reqState, reqDaemonPID, reqTerminate, reqTaskInfo, reqPIDs, reqStat, reqMemLimits, reqUID, reqNodeID:
-	case reqAttach, reqCompletion, reqX11, reqPasswd, reqGroup, reqNamespace, reqHost:
+	case reqAttach, reqCompletion, reqX11, reqNamespace:
+	case reqNamespaces:
+		if v < wire.V2505 {
+			return q, errUnknown
+		}
+	case reqPasswd, reqGroup:
+		q.mode, q.id, q.text = r.int(), r.int(), r.text()
+	case reqHost:
+		q.mode, q.text = r.int(), r.text()
 	case reqSLUID:
 		if v < wire.V2511 {
 			return q, errUnknown

@@ -125,6 +125,16 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 	case reqSignal, reqTerminate, reqSuspend, reqResume, reqReconfigure:
 		rc, errno := result(s.act(uid, q))
 		err = reply(c, rc, errno)
+	case reqPasswd:
+		err = reply(c, s.passwd(c, q))
+	case reqGroup:
+		err = reply(c, s.groups(c, q))
+	case reqHost:
+		err = reply(c, s.host(c, q))
+	case reqX11:
+		err = reply(c, s.display())
+	case reqNamespace, reqNamespaces: // the job has none
+		err = reply(c, int32(0))
 	case reqAddPID:
 		rc, _ := result(s.act(uid, q))
 		err = reply(c, rc)
@@ -138,8 +148,7 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 	return err == nil
 }
 
-// cannot answers what this step daemon does not do yet, such that the client says so or goes
-// on without: users and groups that it does not know, no display, no namespace.
+// cannot answers what this step daemon does not do yet, such that the client says so.
 func (s *Server) cannot(c *net.UnixConn, q code) {
 	var err error
 	switch q {
@@ -147,8 +156,6 @@ func (s *Server) cannot(c *net.UnixConn, q code) {
 		err = reply(c, int32(-1), int32(errNotSupported))
 	case reqAttach:
 		err = reply(c, int32(errNotSupported))
-	case reqX11:
-		err = reply(c, int32(0), int32(0))
 	default:
 		err = reply(c, int32(0))
 	}
@@ -248,4 +255,16 @@ func (s *Server) adopt(pid int) error {
 		s.note("adopt "+err.Error(), err.Error())
 	}
 	return err
+}
+
+// display is the answer to reqX11.
+func (s *Server) display() []byte {
+	if s.conf.Extern == nil {
+		return nativeInts(0, 0)
+	}
+	number, authority := s.conf.Extern.Display()
+	if authority == "" {
+		return nativeInts(number, 0)
+	}
+	return appendTexts(nativeInts(number), authority+"\x00")
 }

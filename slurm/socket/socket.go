@@ -47,6 +47,8 @@ type Config struct {
 	Announces bool
 	// JobMemoryMB and StepMemoryMB are their limits, 0 for none.
 	JobMemoryMB, StepMemoryMB uint64
+	// Names are the user's, for nss_slurm.
+	Names Names
 	// Extern is nil but for the extern step.
 	Extern Extern
 	// Running is closed when the tasks run, or will not: a signal that comes before waits for it.
@@ -135,6 +137,9 @@ type Handler interface {
 type Extern interface {
 	// Adopt takes a process that no step has started into the step. It returns when that is done.
 	Adopt(pid int) error
+	// Display is the number of the display that the job's programs have, 0 without one, and the
+	// file of its cookie.
+	Display() (number int32, authority string)
 }
 
 // Errors of a Handler that Slurm has a number for (slurm_errno.h).

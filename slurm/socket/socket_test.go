@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,6 +30,7 @@ type fake struct {
 	err   error
 	usage []byte
 	asked int // for its state
+	pids  []int
 }
 
 func (f *fake) do(what string) error {
@@ -70,8 +72,13 @@ func (f *fake) Suspend(by uint32) error { return f.do(fmt.Sprintf("suspend by %d
 func (f *fake) Resume(by uint32) error  { return f.do(fmt.Sprintf("resume by %d", by)) }
 func (f *fake) Reopen() error           { return f.do("reopen") }
 func (f *fake) Say(line string)         { f.do("say " + line) }
-func (f *fake) PIDs() []int             { return []int{70, 71} }
-func (f *fake) Usage() ([]byte, int)    { return f.usage, 2 }
+func (f *fake) PIDs() []int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]int{70, 71}, f.pids...)
+}
+
+func (f *fake) Usage() ([]byte, int) { return f.usage, 2 }
 
 func (f *fake) Tasks() []Task {
 	status := step.ExitStatus(0x900)
@@ -538,6 +545,8 @@ func (e *extern) Adopt(pid int) error {
 	return nil
 }
 
+func (e *extern) Display() (int32, string) { return 10, "/x" }
+
 // TestAdopt: root's sshd puts processes into an extern step, and no other user does, nor into another
 // step.
 func TestAdopt(t *testing.T) {
@@ -553,8 +562,62 @@ func TestAdopt(t *testing.T) {
 	if got := exchange(t, s.dial(t, owner), words(22, 72), 4); !slices.Equal(got, words(-1)) || len(e.adopted) != 2 {
 		t.Errorf("the owner of the job: % x, adopted %d", got, e.adopted)
 	}
+	if got := exchange(t, s.dial(t, owner), words(23, 26), 15); !slices.Equal(got, words(10, 3, "/x\x00", 0)) {
+		t.Errorf("the display, and no namespace: % x", got)
+	}
 	other := serveStep(t, wire.V2205, nil)
 	if got := exchange(t, other.dial(t, 0), words(22, 70), 4); !slices.Equal(got, words(-1)) {
 		t.Errorf("another step: % x", got)
+	}
+}
+
+// TestNames: what nss_slurm asks for, as slurmstepd of 22.05 and 24.11 has answered it.
+func TestNames(t *testing.T) {
+	const named, all, ofStep = 0, 1, 2
+	alice := words(1, 5, "alice", 1, "x", 7001, 7001, 0, 5, "/home", 7, "/bin/sh")
+	group := words(1, 5, "alice", 1, "x", 7001, 5, "alice")
+	host := words(1, 2, "n1", 1, 2, "n1", 2, 4, "\x0a\x4d\x00\x01")
+	for _, tc := range []struct {
+		what    string
+		inside  bool
+		release wire.Release
+		request []byte
+		want    []byte
+	}{
+		{"by number", true, wire.V2205, words(24, named, 7001, 3, "zz\x00"), alice},
+		{"by name", true, wire.V2205, words(24, named, 55, 6, "alice\x00"), alice},
+		{"another user", true, wire.V2205, words(24, named, 55, 3, "zz\x00"), words(0)},
+		{"the step's", true, wire.V2205, words(24, ofStep, 55, 3, "zz\x00"), alice},
+		{"not of the step", false, wire.V2205, words(24, named, 7001, 6, "alice\x00"), words(0)},
+		{"the step's, not of it", false, wire.V2205, words(24, ofStep, 7001, 6, "alice\x00"), words(0)},
+		{"all, not of the step", false, wire.V2205, words(24, all, 55, 3, "zz\x00"), alice},
+		{"no such question", true, wire.V2205, words(24, 3, 7001, 6, "alice\x00"), words(0)},
+		{"group by number", true, wire.V2205, words(25, named, 7001, 3, "zz\x00"), group},
+		{"no such group", true, wire.V2205, words(25, named, 56, 3, "zz\x00"), words(0)},
+		{"all groups", false, wire.V2205, words(25, all, 55, 3, "zz\x00"), words(2, group[4:], 3, "lab", 1, "x", 55, 5, "alice")},
+		{"groups of a later release", false, wire.V2411, words(25, 5, 55, 3, "zz\x00"), words(0)},
+		{"host", true, wire.V2205, words(27, 2, 3, "n1\x00"), host},
+		{"host, from elsewhere", false, wire.V2205, words(27, 2, 3, "n1\x00"), words(0)},
+		{"host, from anywhere", false, wire.V2205, words(27, 3, 3, "n1\x00"), host},
+		{"an address of IPv6", true, wire.V2205, words(27, 4, 3, "n1\x00"), words(0)},
+		{"an address of IPv6 of a later release", true, wire.V2411, words(27, 4, 3, "n1\x00"), host},
+		{"no such host", true, wire.V2205, words(27, 3, 3, "n2\x00"), words(0)},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			s := serveStep(t, tc.release, func(c *Config) {
+				c.Names = Names{
+					User: "alice", UID: 7001, GID: 7001, Home: "/home", Shell: "/bin/sh", Groups: []UserGroup{{"alice", 7001}, {"lab", 55}},
+					Host: func(node string) (netip.Addr, bool) { return netip.MustParseAddr("10.77.0.1"), node == "n1" },
+				}
+			})
+			if tc.inside {
+				s.fake.mu.Lock()
+				s.fake.pids = []int{os.Getpid()}
+				s.fake.mu.Unlock()
+			}
+			if got := exchange(t, s.dial(t, owner), tc.request, len(tc.want)); !slices.Equal(got, tc.want) {
+				t.Errorf("% x, want % x", got, tc.want)
+			}
+		})
 	}
 }

@@ -14,6 +14,10 @@ var Sites = map[string]Site{
 		Accounting: true,
 		Files:      map[string]string{"load": load},
 	},
+	"ssh": {
+		Conf:  "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\nLaunchParameters=enable_nss_slurm\n",
+		Files: map[string]string{"sshd": sshd, "ssh": ssh},
+	},
 	"contain": {Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n"},
 	// Slurm gives each component of a heterogeneous job nodes of its own.
 	"het": {
@@ -61,3 +65,23 @@ close F;
 open F, ">", "up.$rank" or die $!;
 select undef, undef, undef, 0.1 until -e "go";
 `
+
+// sshd starts Debian's sshd on the loopback address, with pam_slurm_adopt, and ssh is a client of
+// it: ssh USER COMMAND. Root runs both.
+const (
+	sshd = `#!/bin/sh -e
+mkdir -p /run/sshd
+cat > /etc/pam.d/sshd <<P
+auth required pam_permit.so
+account required pam_slurm_adopt.so action_unknown=newest action_adopt_failure=deny action_generic_failure=deny
+session required pam_permit.so
+P
+ssh-keygen -q -t ed25519 -N '' -f DIR/key </dev/null
+chmod 644 DIR/key.pub
+/usr/sbin/sshd -o StrictModes=no -o AuthorizedKeysFile=DIR/key.pub -o UsePAM=yes -o ListenAddress=127.0.0.1 -o MaxStartups=100 -E DIR/sshd.log
+`
+	ssh = `#!/bin/sh
+user=$1; shift
+exec ssh -n -i DIR/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null $user@127.0.0.1 "$@"
+`
+)

@@ -1,0 +1,229 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"stepd/integration/slurm/cluster"
+	"stepd/internal/testkit"
+)
+
+// TestRootSSH: real sshd with pam_slurm_adopt puts sessions into the extern step of their user's
+// job: they are counted there, and end with it.
+func TestRootSSH(t *testing.T) {
+	releases := []string{"22.05"}
+	if matrix() {
+		releases = cluster.Releases()
+	}
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) { (&sshNode{release: release}).run(t) })
+	}
+}
+
+// sshNode is a node that users reach by ssh.
+type sshNode struct {
+	release string
+	c       *cluster.Cluster
+	space   string // the namespace of its processes
+}
+
+func (n *sshNode) run(t *testing.T) {
+	testkit.RequireRoot(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	site := cluster.Sites["ssh"]
+	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = n.release, cache(), programs(t), ours, []string{"alice"}
+	site.Accounting = n.release == "22.05" // the images of others have no slurmdbd
+	c, err := cluster.Start(ctx, site)
+	if errors.Is(err, cluster.ErrMoved) && n.release != "22.05" {
+		t.Skipf("not run: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		keep(t, c, n.release)
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	n.c, n.space = c, space(t, c)
+	n.do(t, "root", c.Path("sshd"))
+	if out, err := n.ssh(ctx, "true").CombinedOutput(); err == nil || !strings.Contains(string(out), "no active jobs on this node") {
+		t.Errorf("without a job: %v: %s", err, out)
+	}
+	n.sessions(ctx, t)
+	n.jobs(ctx, t)
+	n.racing(ctx, t)
+}
+
+// do runs a command, and returns what it prints.
+func (n *sshNode) do(t *testing.T, user, name string, args ...string) string {
+	t.Helper()
+	out, err := n.c.Command(t.Context(), user, name, args...).CombinedOutput()
+	if err != nil {
+		t.Errorf("%s %q: %v: %s", name, args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (n *sshNode) ssh(ctx context.Context, command string) *exec.Cmd {
+	return n.c.Command(ctx, "root", n.c.Path("ssh"), "alice", command)
+}
+
+// batch starts a job that waits, and returns its number.
+func (n *sshNode) batch(t *testing.T) int {
+	t.Helper()
+	id, _ := strconv.Atoi(n.do(t, "alice", "sbatch", "--parsable", "-o", "out", "--wrap", "sleep 1000"))
+	eventually(t, 20*time.Second, func() error {
+		if state := n.do(t, "root", "squeue", "-h", "-j", strconv.Itoa(id), "-o", "%T"); state != "RUNNING" {
+			return fmt.Errorf("job %d is %q", id, state)
+		}
+		return nil
+	})
+	return id
+}
+
+// places are the cgroups of the sessions that run a command: of the processes of alice's by
+// which sshd serves them, and of the command.
+func (n *sshNode) places(command string) (found []string) {
+	session := func(title string, _ []byte) bool {
+		return title == command || strings.HasPrefix(title, "sshd") && strings.HasSuffix(title, ": alice@notty")
+	}
+	for _, p := range search(n.space, session) {
+		if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.pid)); err == nil {
+			found = append(found, string(text))
+		}
+	}
+	return found
+}
+
+// sessions holds ten sessions, one of which has computed, beside one that ends by itself.
+func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
+	job := n.batch(t)
+	var held []*exec.Cmd
+	for i := range 10 {
+		command := "sleep 7777"
+		if i == 0 {
+			command = "timeout 2 sh -c 'while :; do :; done'; exec sleep 7777"
+		}
+		cmd := n.ssh(ctx, command)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, cmd)
+	}
+	err := n.ssh(ctx, "exit 3").Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 3 {
+		t.Errorf("a session that ends by itself: %v", err)
+	}
+	within := fmt.Sprintf("job_%d/tasks/step_4294967292", job)
+	eventually(t, 20*time.Second, func() error {
+		places := n.places("sleep 7777")
+		for _, p := range places {
+			if !strings.Contains(p, within) {
+				return fmt.Errorf("a process of a session is in %s", p)
+			}
+		}
+		if len(places) != 20 {
+			return fmt.Errorf("%d processes of sessions, want 20", len(places))
+		}
+		return nil
+	})
+	if got := n.do(t, "root", "sh", "-c", fmt.Sprintf("scontrol listpids %d | grep -c extern", job)); len(got) != 2 {
+		t.Errorf("scontrol lists %s processes of the extern step", got)
+	}
+	n.do(t, "root", "scancel", strconv.Itoa(job))
+	for _, cmd := range held {
+		if err := cmd.Wait(); err == nil {
+			t.Error("a session has outlived its job")
+		}
+	}
+	n.gone(t)
+	if n.release != "22.05" {
+		return
+	}
+	eventually(t, 20*time.Second, func() error {
+		out := n.do(t, "root", "sacct", "-nPX", "--noconvert", "-o", "State", "-j", strconv.Itoa(job))
+		cpu := n.do(t, "root", "sacct", "-nP", "-o", "TotalCPU", "-j", fmt.Sprintf("%d.extern", job))
+		if d, err := time.ParseDuration(strings.Replace(cpu, ":", "m", 1) + "s"); err != nil || d < 300*time.Millisecond { // of 2 s, on a busy machine
+			return fmt.Errorf("the job is %s, and its sessions have used %q", out, cpu)
+		}
+		return nil
+	})
+}
+
+// gone waits until no process of a session is left.
+func (n *sshNode) gone(t *testing.T) {
+	t.Helper()
+	eventually(t, 20*time.Second, func() error {
+		if left := n.places("sleep 7777"); len(left) > 0 {
+			return fmt.Errorf("processes of sessions are left: %q", left)
+		}
+		return nil
+	})
+}
+
+// jobs: of three jobs, the session is of the last one, where Slurm does not look for cgroups of
+// its own to find it.
+func (n *sshNode) jobs(ctx context.Context, t *testing.T) {
+	var jobs []int
+	for range 3 {
+		jobs = append(jobs, n.batch(t))
+	}
+	out, err := n.ssh(ctx, "cat /proc/self/cgroup").Output()
+	var in int
+	if _, after, ok := strings.Cut(string(out), "/job_"); ok {
+		_, _ = fmt.Sscanf(after, "%d/tasks/step_4294967292", &in)
+	}
+	switch n.release {
+	case "22.05": // any of them
+		if err != nil || in < jobs[0] || in > jobs[2] {
+			t.Errorf("%v: the session is in %s", err, out)
+		}
+	case "24.11": // with CgroupPlugin=disabled it finds none, under Slurm's step daemon neither
+		if err == nil {
+			t.Errorf("the session is in %s", out)
+		}
+	default:
+		if err != nil || in != jobs[2] {
+			t.Errorf("%v: the session is in %s, and not in job %d", err, out, jobs[2])
+		}
+	}
+	n.do(t, "root", "scancel", "-u", "alice")
+	eventually(t, 20*time.Second, func() error {
+		if left := n.do(t, "root", "squeue", "-h"); left != "" {
+			return fmt.Errorf("jobs: %s", left)
+		}
+		return nil
+	})
+}
+
+// racing: of sessions that start while the job ends, none is left.
+func (n *sshNode) racing(ctx context.Context, t *testing.T) {
+	job := n.batch(t)
+	var started []*exec.Cmd
+	for i := range 8 {
+		cmd := n.ssh(ctx, "sleep 7777")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		started = append(started, cmd)
+		if i == 3 {
+			n.do(t, "root", "scancel", strconv.Itoa(job))
+		}
+	}
+	for _, cmd := range started {
+		if err := cmd.Wait(); err == nil {
+			t.Error("a session has outlived its job")
+		}
+	}
+	n.gone(t)
+}

@@ -1,0 +1,67 @@
+package slurmstepd
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"stepd/slurm/socket"
+	"stepd/slurmconf"
+)
+
+// names are the user's of the credential, for nss_slurm.
+func (d *daemon) names() socket.Names {
+	cred := d.cred()
+	n := socket.Names{User: cred.Name, UID: cred.UID, GID: cred.GID, Gecos: cred.Gecos, Home: cred.Dir, Shell: cred.Shell, Host: d.address}
+	if len(cred.GroupNames) == len(cred.GIDs) {
+		for i, name := range cred.GroupNames {
+			n.Groups = append(n.Groups, socket.UserGroup{Name: name, GID: cred.GIDs[i]})
+		}
+	}
+	return n
+}
+
+// addressPatience bounds the question for a node's address.
+const addressPatience = 5 * time.Second
+
+// address is where slurm.conf has a node of the job. It reads the file: few steps are asked.
+func (d *daemon) address(node string) (netip.Addr, bool) {
+	hosts, err := slurmconf.ExpandHosts(d.cred().JobHosts)
+	if err != nil || !slices.Contains(hosts, node) {
+		return netip.Addr{}, false
+	}
+	where := node
+	set, err := slurmconf.Settings(d.conf.File)
+	for _, s := range set {
+		if at := addressOn(s, node); err == nil && at != "" {
+			where = at
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), addressPatience)
+	defer cancel()
+	found, err := new(net.Resolver).LookupNetIP(ctx, "ip", where)
+	if err != nil || len(found) == 0 {
+		return netip.Addr{}, false
+	}
+	return found[0].Unmap(), true
+}
+
+// addressOn is the NodeAddr that a setting has for a node, "" where it has none: its list names
+// as many addresses as its line names nodes.
+func addressOn(s slurmconf.Setting, node string) string {
+	if !strings.EqualFold(s.Key, "NodeAddr") {
+		return ""
+	}
+	nodes, err := slurmconf.ExpandHosts(s.On)
+	if err != nil {
+		return ""
+	}
+	addrs, err := slurmconf.ExpandHosts(s.Value)
+	if at := slices.Index(nodes, node); err == nil && at >= 0 && at < len(addrs) {
+		return addrs[at]
+	}
+	return ""
+}
