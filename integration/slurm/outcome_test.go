@@ -132,6 +132,7 @@ var (
 	dateTime  = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?`)
 	// From 26.05 on Slurm's step daemon writes when it speaks; ours who, in each release.
 	speaker = regexp.MustCompile(`(?m)^((?:\d+: )?)\[TIME\] error: `)
+	bound   = regexp.MustCompile(`(mem-bind.* task +\d+ +\d+ )\[\d+\]: `)
 	sluid   = regexp.MustCompile(`\bs[0-9A-Z]{13}\b`) // a job's number that no other has, from 26.05 on
 )
 
@@ -141,12 +142,13 @@ func mask(text []byte, dir string) []byte {
 	for range 2 { // two numbers that share what is between them
 		text = jobNumber.ReplaceAll(text, []byte("${1}JOB${2}"))
 	}
+	text = bound.ReplaceAll(text, []byte("${1}[PID]: "))
 	return speaker.ReplaceAll(sluid.ReplaceAll(dateTime.ReplaceAll(text, []byte("TIME")), []byte("SLUID")), []byte("${1}slurmstepd-"+cluster.Node+": error: "))
 }
 
 func TestMask(t *testing.T) {
-	got := mask([]byte("1000001 1000002 /x/y/job1000003/s 21000001 at 2026-11-23T03:10:10 *** [2026-11-23T03:10:10.123] s571M84Z9XG700\n[2026-11-23T03:10:10.123] error: x\n"), "/x/y")
-	if want := "JOB JOB DIR/jobJOB/s 21000001 at TIME *** [TIME] SLUID\nslurmstepd-n1: error: x\n"; string(got) != want {
+	got := mask([]byte("1000001 1000002 /x/y/job1000003/s 21000001 at 2026-11-23T03:10:10 *** [2026-11-23T03:10:10.123] s571M84Z9XG700\nmem-bind=MAP - n1, task  0  0 [179]: mask\n[2026-11-23T03:10:10.123] error: x\n"), "/x/y")
+	if want := "JOB JOB DIR/jobJOB/s 21000001 at TIME *** [TIME] SLUID\nmem-bind=MAP - n1, task  0  0 [PID]: mask\nslurmstepd-n1: error: x\n"; string(got) != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -147,9 +147,8 @@ func (b *binder) task(local int) (list []int, says []string) {
 	case bindSingle:
 		list, fault = b.single(local)
 	case bindPerTask:
-		if first := local * bind.n; first+bind.n <= len(own) {
-			list = own[first : first+bind.n]
-		} else {
+		first := min(local*bind.n, len(own))
+		if list = own[first:min(first+bind.n, len(own))]; len(list) < bind.n { // the last has what is left
 			fault = "Not enough gpus to bind for gpus per task"
 			if b.release >= wire.V2311 {
 				fault = fmt.Sprintf("Not enough gres to bind %d per task", bind.n)

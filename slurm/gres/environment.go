@@ -148,24 +148,24 @@ func (p *Plan) nics(v vars, h *held, local int) {
 
 // shares sets the variables of a part of a GPU.
 func (p *Plan) shares(v vars, h *held, local int, constrained bool) {
-	if h.node.Name == "shard" {
-		v.unset(envShardsOnNode)
-		if h.count > 0 {
-			v[envShardsOnNode] = strconv.FormatUint(h.count, 10)
+	own, flags := h.visible(local), h.node.EnvFlags
+	if h.node.Name == "mps" {
+		flags = wire.GresEnvCUDA
+	}
+	h.visibleDevices(v, flags, local, constrained)
+	v.unset(envThreads, envShardsOnNode, envGPUsOnNode, p.scoped("GPUS"))
+	if len(own) > 0 {
+		v[envGPUsOnNode], v[p.scoped("GPUS")] = strconv.Itoa(len(own)), h.names(own, false)
+	}
+	switch {
+	case h.count == 0:
+	case h.node.Name == "shard":
+		v[envShardsOnNode] = strconv.FormatUint(h.count, 10)
+	case len(own) > 0 && h.count <= 1<<32:
+		at := slices.IndexFunc(h.node.Shares, func(s wire.GresShare) bool { return s.Index == uint64(own[0]) && s.Count > 0 })
+		if at >= 0 {
+			v[envThreads] = strconv.FormatUint(h.count*100/h.node.Shares[at].Count, 10)
 		}
-		h.visibleDevices(v, h.node.EnvFlags, local, constrained)
-		return
-	}
-	h.visibleDevices(v, wire.GresEnvCUDA, local, constrained)
-	own := h.visible(local)
-	v.unset(envThreads, envGPUsOnNode, p.scoped("GPUS"))
-	if len(own) == 0 {
-		return
-	}
-	v[envGPUsOnNode], v[p.scoped("GPUS")] = strconv.Itoa(len(own)), h.names(own, false)
-	at := slices.IndexFunc(h.node.Shares, func(s wire.GresShare) bool { return s.Index == uint64(own[0]) && s.Count > 0 })
-	if at >= 0 && h.count <= 1<<32 {
-		v[envThreads] = strconv.FormatUint(h.count*100/h.node.Shares[at].Count, 10)
 	}
 }
 

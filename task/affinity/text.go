@@ -140,6 +140,9 @@ func (p *Plan) Env() []string {
 	if m.Kind == srunopt.MemBindMap || m.Kind == srunopt.MemBindMask {
 		kind += ":"
 		list = p.memList(m)
+		if p.in.Decided {
+			list = m.List
+		}
 	}
 	all := []string{word(p.memVerbose)}
 	if m.Prefer {

@@ -1,5 +1,7 @@
 package cluster
 
+import "fmt"
+
 // Sites are the configurations that checks run in, by the names that testdata/checks.txt
 // gives them. The first, "", is what a site has that has set nothing. A cluster of each is
 // started where a check of the run wants it, for all of the run's checks.
@@ -36,7 +38,26 @@ var Sites = map[string]Site{
 			"epilog":      "#!/bin/sh\necho epilog.$SLURM_JOB_USER >> DIR/hooks.log\n",
 		},
 	},
+	"gres": {
+		Conf: "GresTypes=gpu,nic,fpga,tool,shard\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=2 CoresPerSocket=8 ThreadsPerCore=1 State=UNKNOWN " +
+			"Gres=gpu:a100:2,gpu:v100:2,nic:2,fpga:2,tool:4,shard:8\n",
+		Files:   map[string]string{"gres.conf": fmt.Sprintf(gpus, "0-7", "8-15") + "Name=nic File=DIR/nic[4-5]\nName=fpga File=DIR/fpga[0-1]\nName=tool Count=4\nName=shard Count=8\n"},
+		Devices: []string{"gpu0", "gpu1", "gpu2", "gpu3", "nic4", "nic5", "fpga0", "fpga1"},
+	},
+	"near": {
+		Conf: "TaskPlugin=task/affinity\nGresTypes=gpu\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=2 CoresPerSocket=1 ThreadsPerCore=1 State=UNKNOWN " +
+			"Gres=gpu:a100:2,gpu:v100:2\n",
+		Files:   map[string]string{"gres.conf": fmt.Sprintf(gpus, "0", "1")},
+		Devices: []string{"gpu0", "gpu1", "gpu2", "gpu3"},
+	},
 }
+
+// gpus are gres.conf of a node with four GPUs of two models, of a network card, of what has
+// files and no plugin, and of what has neither. The variables are of two vendors alone.
+const gpus = `AutoDetect=off
+Name=gpu Type=a100 File=DIR/gpu[0-1] Cores=%s Flags=nvidia_gpu_env,opencl_env
+Name=gpu Type=v100 File=DIR/gpu[2-3] Cores=%s Flags=nvidia_gpu_env,opencl_env
+`
 
 // GuestSite is the one of the guest, where slurmd's own plugins limit the tasks by cgroup v2.
 var GuestSite = Site{
