@@ -126,8 +126,8 @@ func TestChecks(t *testing.T) {
 	later, own := 0, 0
 	for i := 1; i <= 75; i++ {
 		id := fmt.Sprintf("%02d", i)
-		if has := slices.ContainsFunc(checks, func(c check) bool { return c.id == id }); has == (i == 48) {
-			t.Errorf("check %s: in the table %v", id, has)
+		if has := slices.ContainsFunc(checks, func(c check) bool { return c.id == id }); !has {
+			t.Errorf("check %s is not in the table", id)
 		}
 	}
 	for _, c := range checks {

@@ -24,6 +24,9 @@ till() { n=0; until eval "$@" >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 400 ] || 
 jobs_() { squeue -h -u $USER -o %i; }
 step_() { squeue -h -s -u $USER -o %i | grep -v -e batch -e extern -e interactive | head -1; }
 pty_() { [ -p typed ] || mkfifo typed; { script -qec "$1" /dev/null <>typed; echo $? >typed.rc; } | tr -d '\r'; return $(cat typed.rc); }
+export READY='echo $SLURM_JOB_ID.$SLURM_STEP_ID >up; echo ready; until test -e go; do sleep .05; done'
+attach_() { till test -s up; till 'scontrol listpids $(cat up) | grep " 0  *0 "'; sattach "$@" $(cat up); }
+go_() { for s; do till grep -q ready $s; done; >go; }
 user() { setpriv --reuid=$WHO --regid=$WHO --init-groups --inh-caps=-all env -C $DIR/work/$WHO HOME=$DIR/work/$WHO USER=$WHO LOGNAME=$WHO "$@"; }
 end_() { p=$(cat $DIR/$1.pid); kill $p; till "! kill -0 $p"; }
 up_() { till "sinfo -h -o %T | grep -E 'idle|mix|alloc|drain'"; }

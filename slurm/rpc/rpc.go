@@ -38,6 +38,8 @@ type Peer struct {
 	Reader uint32
 	// Signers are the users whose answer counts.
 	Signers []uint32
+	// Silent says that the peer answers nothing, and is not waited for (sattach).
+	Silent bool
 }
 
 // frameMax bounds an answer, in bytes: it is a number.
@@ -103,6 +105,9 @@ func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
 	}
 	if c.Written != nil {
 		c.Written(m)
+	}
+	if to.Silent {
+		return nil
 	}
 	b, err := readFrame(conn)
 	if err != nil && ctx.Err() != nil {

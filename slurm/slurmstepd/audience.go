@@ -22,12 +22,13 @@ import (
 // audience reports the step to srun and to the log.
 type audience struct {
 	*journal
-	d       *daemon
-	streams task.Streams
-	srun    *stdio.Streams // nil without srun
-	ends    *report.Ends
-	out     report.Output // a batch job's own output
-	files   stderrFiles   // where srun does not have the tasks' stderr
+	d        *daemon
+	streams  task.Streams
+	srun     *stdio.Streams // nil without srun
+	ends     *report.Ends
+	attached attached
+	out      report.Output // a batch job's own output
+	files    stderrFiles   // where srun does not have the tasks' stderr
 	// said are messages to srun, in their order; the channel closes with the step.
 	messages  chan wire.Message
 	opened    chan error              // how the connection to srun's streams has gone; nil without them
@@ -57,7 +58,7 @@ const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
 	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), endSent: make(chan struct{}), patience: srunPatience}
-	a.ends = report.NewEnds(a.tellEnds)
+	a.ends, a.attached.log = report.NewEnds(a.tellEnds), d.log
 	l := d.stream.Launch
 	if l == nil || len(l.IOPorts) == 0 || !l.Srun.IsValid() {
 		return a, nil
@@ -216,6 +217,7 @@ func (a *audience) tellExit(ranks []int, status step.ExitStatus) {
 	for _, r := range ranks {
 		m.Ranks = append(m.Ranks, uint32(r))
 	}
+	a.attached.tell(m)
 	if a.told += len(ranks); a.told < len(a.d.plan.Ranks) {
 		a.tell(m)
 	} else {
@@ -306,6 +308,7 @@ func (a *audience) finish(ctx context.Context, rec *step.Record) {
 		a.d.tellAbort(ctx, rec) // before the last task's end, on which srun ends
 	}
 	a.ends.Tell()
+	defer a.attached.end()
 	close(a.messages)
 	a.files.close()
 	a.out.Close()

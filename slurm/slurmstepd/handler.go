@@ -138,7 +138,7 @@ func (h *handler) Tasks() []socket.Task {
 	list := make([]socket.Task, len(rec.Tasks))
 	for i := range rec.Tasks {
 		t := &rec.Tasks[i]
-		list[i] = socket.Task{LocalID: uint32(t.LocalID), Rank: uint32(t.Rank), Status: t.Status}
+		list[i] = socket.Task{LocalID: uint32(t.LocalID), Rank: uint32(t.Rank), Program: (*daemon)(h).program(t.Rank), Status: t.Status}
 		if t.PID != nil {
 			list[i].PID = *t.PID
 		}

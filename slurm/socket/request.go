@@ -51,6 +51,7 @@ type request struct {
 	text   string // of reqNotify, and the reason of reqSignal; a name
 	mode   int32  // of reqPasswd, reqGroup and reqHost
 	id     int32  // of reqPasswd and reqGroup: a uid or gid
+	attach *Attachment
 }
 
 // Flags of reqSignal (slurm.h: KILL_JOB_BATCH and KILL_FULL_JOB).
@@ -81,7 +82,7 @@ func readRequest(v wire.Release, in io.Reader) (request, error) {
 	q := request{code: code(binary.NativeEndian.Uint32(word[:]))}
 	switch q.code {
 	case reqState, reqDaemonPID, reqTerminate, reqTaskInfo, reqPIDs, reqStat, reqMemLimits, reqUID, reqNodeID:
-	case reqAttach, reqCompletion, reqX11, reqNamespace:
+	case reqCompletion, reqX11, reqNamespace:
 	case reqNamespaces:
 		if v < wire.V2505 {
 			return q, errUnknown
@@ -109,6 +110,8 @@ func readRequest(v wire.Release, in io.Reader) (request, error) {
 		}
 	case reqNotify:
 		q.text = r.text()
+	case reqAttach:
+		q.attach = readAttachment(v, &r)
 	default:
 		return q, errUnknown
 	}
@@ -152,9 +155,12 @@ func (r *fields) size(most int32) int32 {
 	return n
 }
 
+// sized reads an int and so many bytes.
+func (r *fields) sized() []byte { return r.bytes(int(r.size(textMax))) }
+
 // text reads a string with its length before it, which may count a NUL.
 func (r *fields) text() string {
-	text, _, _ := bytes.Cut(r.bytes(int(r.size(textMax))), []byte{0})
+	text, _, _ := bytes.Cut(r.sized(), []byte{0})
 	if r.err != nil {
 		return ""
 	}

@@ -141,6 +141,8 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 	case reqNotify:
 		_, errno := result(s.act(uid, q))
 		err = reply(c, errno)
+	case reqAttach:
+		err = s.attach(c, uid, q.attach)
 	default:
 		s.cannot(c, q.code)
 		return false
@@ -154,8 +156,6 @@ func (s *Server) cannot(c *net.UnixConn, q code) {
 	switch q {
 	case reqCompletion: // this node reports for itself alone, and so do others
 		err = reply(c, int32(-1), int32(errNotSupported))
-	case reqAttach:
-		err = reply(c, int32(errNotSupported))
 	default:
 		err = reply(c, int32(0))
 	}
@@ -214,6 +214,12 @@ func (s *Server) usage() []byte {
 	return binary.NativeEndian.AppendUint32(b, uint32(tasks))
 }
 
+// deny notes that a user may not do something, and returns the error.
+func (s *Server) deny(uid uint32, q code) error {
+	s.note(fmt.Sprintf("denied %d", uid), fmt.Sprintf("user %d may not send request %d to a step of user %d", uid, q, s.conf.Owner))
+	return unix.EPERM
+}
+
 // act does what a user has asked for, if that user may.
 func (s *Server) act(uid uint32, q request) error {
 	may := s.owns(uid)
@@ -222,8 +228,7 @@ func (s *Server) act(uid uint32, q request) error {
 		may = s.trusts(uid)
 	}
 	if !may {
-		s.note(fmt.Sprintf("denied %d", uid), fmt.Sprintf("user %d may not send request %d to a step of user %d", uid, q.code, s.conf.Owner))
-		return unix.EPERM
+		return s.deny(uid, q.code)
 	}
 	switch q.code {
 	case reqSignal:

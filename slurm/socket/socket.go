@@ -81,6 +81,8 @@ type Task struct {
 	// LocalID counts on this node, Rank in the step.
 	LocalID, Rank uint32
 	PID           int
+	// Program is the first word of its command.
+	Program string
 	// Status is how it has ended, nil while it runs.
 	Status *step.ExitStatus
 }
@@ -120,6 +122,9 @@ type Handler interface {
 	// They return ErrSuspended and ErrNotSuspended where there is nothing to do.
 	Suspend(by uint32) error
 	Resume(by uint32) error
+	// Attach connects the streams of the step, which is Running, to a client. The error wraps the
+	// connection's.
+	Attach(to Attachment) error
 	// Tasks are this node's, in the order of their LocalID.
 	Tasks() []Task
 	// PIDs are all processes of the step, the daemons' own left out.

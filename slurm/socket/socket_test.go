@@ -80,9 +80,25 @@ func (f *fake) PIDs() []int {
 
 func (f *fake) Usage() ([]byte, int) { return f.usage, 2 }
 
+func (f *fake) Attach(a Attachment) error {
+	return f.do(fmt.Sprintf("attach %d of %s by %s: %s %s", a.UID, a.Release, a.Key, a.Streams, a.Ends))
+}
+
+// attachRequest is what slurmd sends for an sattach of 22.05, with what later releases have first.
+func attachRequest(first ...any) []byte {
+	address := func(port uint16) []byte {
+		b := make([]byte, 128)
+		binary.NativeEndian.PutUint16(b, unix.AF_INET)
+		binary.BigEndian.PutUint16(b[2:], port)
+		copy(b[4:], []byte{10, 77, 0, 1})
+		return b
+	}
+	return slices.Concat(words(7), words(first...), words(address(38583), address(41825), 4, "key\x00", owner, uint16(wire.V2205)))
+}
+
 func (f *fake) Tasks() []Task {
 	status := step.ExitStatus(0x900)
-	return []Task{{LocalID: 0, Rank: 4, PID: 70}, {LocalID: 1, Rank: 5, PID: 71, Status: &status}}
+	return []Task{{LocalID: 0, Rank: 4, PID: 70, Program: "sh"}, {LocalID: 1, Rank: 5, PID: 71, Status: &status}}
 }
 
 const (
@@ -202,6 +218,8 @@ func exchange(t *testing.T, c net.Conn, request []byte, n int) []byte {
 // answered it: the numbers are measured.
 func TestAnswers(t *testing.T) {
 	ok := words(0, 0)
+	attached := words(0, 2, 70, 71, 4, 5, 3, "sh\x00", 1, "\x00")
+	const attaches = "attach 7001 of 22.05 by key\x00: 10.77.0.1:38583 10.77.0.1:41825"
 	denied := words(-1, 1)
 	for _, tc := range []struct {
 		name    string
@@ -243,8 +261,13 @@ func TestAnswers(t *testing.T) {
 		{name: "notify", uid: owner, request: words(4022, 9, "hi there\x00"), want: words(0), did: "say hi there"},
 		{name: "notify by another", uid: another, request: words(4022, 4, "hej\x00"), want: words(1)},
 
+		{name: "attach", before: wire.V2505, uid: 0, request: attachRequest(), want: attached, did: attaches},
+		{name: "attach with a certificate", since: wire.V2505, uid: 0, request: attachRequest(0), want: attached, did: attaches},
+		{name: "attach encrypted", since: wire.V2505, uid: 0, request: attachRequest(4, "cert"), want: words(2036)},
+		{name: "attach by the owner", before: wire.V2505, uid: owner, request: attachRequest(), want: words(1)},
+		{name: "attach of no address", before: wire.V2505, uid: 0, request: words(7, make([]byte, 256), 0, owner, uint16(wire.V2205)), want: words(22)},
+
 		// What no step does yet.
-		{name: "attach", uid: 0, request: words(7, strings.Repeat("x", 500)), want: words(2036)},
 		{name: "completion", uid: 0, request: words(18, 0, 1, 0, 3, "abc"), want: words(-1, 2036)},
 		{name: "adopt", uid: 0, request: words(22, 12345), want: words(-1)},
 		{name: "display", uid: owner, request: words(23), want: words(0, 0)},

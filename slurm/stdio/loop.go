@@ -2,8 +2,6 @@ package stdio
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"slices"
 	"sync"
@@ -19,8 +17,6 @@ import (
 const (
 	// readMax is the most that is read of one stream at once.
 	readMax = 256 << 10
-	// outMax is how much waits for srun before no stream is read any more.
-	outMax = 256 << 10
 	// srunPatience is how long srun may take nothing once the tasks have ended: it may be stopped,
 	// or its host gone. slurmstepd gives up after as long.
 	srunPatience = time.Minute
@@ -48,6 +44,8 @@ type loop struct {
 	name        string        // before messages to the user
 	patience    time.Duration // srunPatience, and the other one endPatience; tests shorten them
 	endPatience time.Duration
+	stall       time.Duration // stallMax, and the other one endMax; as these
+	linger      time.Duration
 	epoll, wake int
 	voices      voices
 	there       [3]bool       // which streams come by here; set by New
@@ -55,24 +53,19 @@ type loop struct {
 	done        chan struct{} // closed when the loop has ended
 
 	// The loop's own, once it has begun:
-	sock               int // the connection to srun, -1 when it has ended
-	readable, writable bool
-	hungUp             bool      // srun sends nothing more
-	saying             []message // that wait for their labelled files
-	allEnded           bool      // the last end is in out
-	attached           bool
-	at                 phase
-	outs               []*output
-	in                 inputs
-	ready, spare       []*output // there may be something to read; room for a list
-	stale              []*output // a process that is not the step's holds them open
-	buf                []byte    // what is read of a task
-	window             []byte    // what has come from srun and is no whole frame yet
-	out                []byte    // what goes to srun
-	sent               int       // of out
-	shut               bool      // srun knows that nothing more comes
-	moved              time.Time // when srun took something last
-	until              time.Time // when srun is given up in any case, once draining
+	clients      []*peer // the first is srun, which may have ended; places of others are taken again
+	kept         replay
+	saying       []message // that wait for their labelled files
+	allEnded     bool      // the clients have the last end
+	attached     bool
+	at           phase
+	outs         []*output
+	in           inputs
+	ready, spare []*output // there may be something to read; room for a list
+	stale        []*output // a process that is not the step's holds them open
+	buf          []byte    // what is read of a task
+	frames       []byte    // of what srun does not get
+	until        time.Time // when clients are given up in any case, once draining
 
 	mu       sync.Mutex
 	begun    bool          // guarded by mu: the loop runs
@@ -82,13 +75,15 @@ type loop struct {
 	said     []message     // guarded by mu: messages of the step's own
 	saidSize int           // guarded by mu
 	open     int           // guarded by mu: outputs that have not ended
+	joined   int           // guarded by mu: clients beside srun
 	passed   [3]int64      // guarded by mu: bytes, by stream
 	held     []launch.Held // guarded by mu
 	files    []*os.File    // guarded by mu: to be closed
 }
 
-// news is a stream that the loop gets.
+// news is a stream that the loop gets, or a client.
 type news struct {
+	c     *peer
 	o     *output
 	file  *file
 	i     *input
@@ -127,7 +122,7 @@ const (
 
 // begin takes the connection over, and starts the loop.
 func (l *loop) begin(sock int) (err error) {
-	l.sock, l.moved = sock, time.Now()
+	l.clients = []*peer{{name: "srun", sock: sock, moved: time.Now()}}
 	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		unix.Close(sock)
 		return err
@@ -227,34 +222,18 @@ func (l *loop) run() {
 			l.advance()
 		}
 		l.note(events[:max(n, 0)])
-		l.receive()
+		for _, c := range l.clients {
+			l.receive(c)
+		}
 		l.gather()
-		l.send()
+		for _, c := range l.clients {
+			l.send(c)
+		}
 		l.settle()
-		if l.at == stopped || l.at == finishing && l.sock < 0 {
+		if l.at == stopped || l.at == finishing && !slices.ContainsFunc(l.clients, (*peer).open) {
 			return
 		}
 	}
-}
-
-// wait is how long the loop may wait for an event, in milliseconds.
-func (l *loop) wait() int {
-	switch {
-	case slices.ContainsFunc(l.ready, l.may), l.readable && l.hungry():
-		return 0
-	case l.at < draining || l.sock < 0 || len(l.out) == 0 && !l.shut:
-		return -1
-	}
-	silent, late := time.Until(l.moved.Add(l.patience)), time.Until(l.until)
-	switch {
-	case silent <= 0:
-		l.lose(fmt.Errorf("it has taken nothing for %v", l.patience))
-		return 0
-	case late <= 0:
-		l.lose(fmt.Errorf("it has not taken all within %v of the tasks' end", l.endPatience))
-		return 0
-	}
-	return int(min(silent, late).Milliseconds()) + 1
 }
 
 // look takes over what has changed, and reports whether the phase has.
@@ -262,7 +241,9 @@ func (l *loop) look() (later bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.news {
-		if n.o != nil {
+		if n.c != nil {
+			l.join(n.c)
+		} else if n.o != nil {
 			n.o.src, n.o.file, n.o.slave = n.fd, n.file, n.slave
 		} else {
 			n.i.fd = n.fd
@@ -292,9 +273,7 @@ func (l *loop) note(events []unix.EpollEvent) {
 	for _, e := range events {
 		switch place := int(e.Fd); e.Pad {
 		case wordSocket:
-			l.hungUp = l.hungUp || e.Events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
-			l.readable = l.readable || e.Events&^unix.EPOLLOUT != 0
-			l.writable = l.writable || e.Events&^unix.EPOLLIN != 0
+			l.clients[place].note(e.Events)
 		case wordOutput:
 			o := l.outs[place]
 			o.hungUp = o.hungUp || e.Events&^unix.EPOLLIN != 0
@@ -312,51 +291,6 @@ func (l *loop) note(events []unix.EpollEvent) {
 		}
 	}
 }
-
-// hungry reports whether srun's input is read: not before the tasks have their streams, nor
-// while they have too much that they have not read, nor while srun reads nothing.
-func (l *loop) hungry() bool {
-	return l.sock >= 0 && (l.attached || l.at >= draining) && !l.in.full() && l.room()
-}
-
-// receive takes what srun has sent to the tasks.
-func (l *loop) receive() {
-	if !l.readable || !l.hungry() {
-		return
-	}
-	if l.window == nil {
-		l.window = make([]byte, 0, readMax)
-	}
-	n, err := unix.Read(l.sock, l.window[len(l.window):cap(l.window)])
-	if n > 0 && len(l.window)+n < cap(l.window) && !l.hungUp {
-		l.readable = false // it is empty, and epoll reports what comes after
-	}
-	switch {
-	case errors.Is(err, unix.EINTR):
-	case errors.Is(err, unix.EAGAIN):
-		l.readable = false
-	case err != nil:
-		l.lose(err)
-	case n == 0:
-		l.lose(io.EOF)
-	case l.at >= draining: // no task is left that would read it
-		l.window = l.window[:0]
-	default:
-		rest, asked, err := l.in.give(l.window[:len(l.window)+n])
-		if err != nil {
-			l.log(launch.LogError, fmt.Sprintf("cannot go on with srun's streams: it has sent %v", err))
-			l.lose(nil)
-			return
-		}
-		l.window = l.window[:copy(l.window[:cap(l.window)], rest)]
-		if asked {
-			l.out = header{kind: test}.append(l.out)
-		}
-	}
-}
-
-// room reports whether tasks' streams are read: srun takes what they write, or nothing any more.
-func (l *loop) room() bool { return l.sock < 0 || len(l.out)-l.sent < outMax }
 
 // may reports whether a stream may be read.
 func (l *loop) may(o *output) bool { return o.labelled || l.room() }
@@ -411,12 +345,12 @@ func (l *loop) read(o *output) (more bool) {
 // pass puts data of a task into frames, or into its file; a line that has no end yet is held
 // back, unless it is the last.
 func (l *loop) pass(o *output, data []byte, last bool) {
-	rest := data[:0]
-	switch {
-	case o.labelled:
+	var rest []byte
+	if o.labelled {
 		rest = l.toFile(o, data, last)
-	case l.sock >= 0:
-		l.out, rest = appendFrames(l.out, o.header, data, o.byLines && !last)
+		l.emit(o, o.header, data[:len(data)-len(rest)], false)
+	} else {
+		rest = l.emit(o, o.header, data, o.byLines && !last)
 	}
 	o.held = append(o.held[:0], rest...)
 }
@@ -440,11 +374,10 @@ func (l *loop) end(o *output) {
 	l.mu.Unlock()
 }
 
-// sendEnd tells srun that a stream has ended.
+// sendEnd tells the clients that a stream has ended.
 func (l *loop) sendEnd(o *output) {
-	if o.closed = true; l.sock >= 0 && !o.labelled {
-		l.out = o.append(l.out)
-	}
+	o.closed = true
+	l.emitEnd(o, o.header)
 }
 
 // endHeld ends streams that have nothing to pass on, and reports which processes hold them
@@ -466,55 +399,15 @@ func (l *loop) endHeld(outs []*output) {
 	}
 }
 
-// send gives srun what it takes.
-func (l *loop) send() {
-	for l.sock >= 0 && l.writable && l.sent < len(l.out) {
-		n, err := unix.Write(l.sock, l.out[l.sent:])
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EAGAIN):
-			l.writable = false
-		case err != nil:
-			l.lose(err)
-		default:
-			l.sent += n
-			l.moved = time.Now()
-		}
-	}
-	switch left := len(l.out) - l.sent; {
-	case left == 0 || l.sent >= outMax:
-		l.out = l.out[:copy(l.out, l.out[l.sent:])]
-		l.sent = 0
-	}
-	if l.at == finishing && l.sock >= 0 && len(l.out) == 0 && !l.shut {
-		l.shut = true
-		_ = unix.Shutdown(l.sock, unix.SHUT_WR) // what srun sends still must be read, or it loses what it has not read
-	}
-}
-
-// lose ends the connection. The tasks go on, as under slurmstepd: their input ends, and what
-// they write is dropped. why nil was reported already.
-func (l *loop) lose(why error) {
-	if l.sock < 0 {
-		return
-	}
-	missing := len(l.out) > l.sent
-	for _, o := range l.outs {
-		missing = missing || !o.closed && !o.labelled
-	}
-	if why != nil && missing {
-		l.log(launch.LogInfo, fmt.Sprintf("srun takes no more of the step's output, which is dropped from now on: %v", why))
-	}
-	unix.Close(l.sock)
-	l.sock, l.readable, l.out, l.sent = -1, false, nil, 0
-	l.in.end()
-}
-
 // advance does what the phases up to l.at are for.
 func (l *loop) advance() {
 	if l.at >= draining {
-		if l.moved = time.Now(); l.until.IsZero() {
-			l.until = l.moved.Add(l.endPatience)
+		now := time.Now()
+		for _, c := range l.clients {
+			c.moved = now
+		}
+		if l.until.IsZero() {
+			l.until = now.Add(l.endPatience)
 		}
 		l.in.closeAll()
 		for _, o := range l.outs {
@@ -539,8 +432,8 @@ func (l *loop) advance() {
 				l.sendEnd(o)
 			}
 		}
-		if l.voices.extra && l.sock >= 0 && !l.allEnded {
-			l.out = l.voices.srun.append(l.out)
+		if l.voices.extra && !l.allEnded {
+			l.emitEnd(nil, l.voices.srun)
 		}
 		l.allEnded = true
 	}
@@ -555,6 +448,11 @@ func (l *loop) closeAll() {
 		unix.Close(n.fd)
 		n.slave.Close()
 	}
+	for _, c := range l.clients {
+		if c.open() {
+			unix.Close(c.sock)
+		}
+	}
 	for _, o := range l.outs {
 		o.slave.Close()
 		if o.src >= 0 {
@@ -565,11 +463,8 @@ func (l *loop) closeAll() {
 		f.Close()
 	}
 	l.in.closeAll()
-	for _, fd := range []int{l.sock, l.epoll, l.wake} {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
-	}
+	unix.Close(l.epoll)
+	unix.Close(l.wake)
 	l.tellAll()
 }
 

@@ -90,14 +90,13 @@ func (l *loop) speak() {
 		switch {
 		case o != nil && o.file != nil:
 			_ = l.toFile(o, m.text, true) // which is a whole line
+			l.emit(o, o.header, m.text, false)
 		case o != nil && o.labelled && l.at < finishing:
 			waiting = append(waiting, m)
-		case l.sock >= 0:
-			h := l.voices.srun
-			if o != nil && !o.labelled {
-				h = o.header
-			}
-			l.out, _ = appendFrames(l.out, h, m.text, false)
+		case o != nil && !o.labelled:
+			l.emit(o, o.header, m.text, false)
+		default:
+			l.emit(nil, l.voices.srun, m.text, false)
 		}
 	}
 	clear(l.saying[len(waiting):])

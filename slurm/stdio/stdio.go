@@ -65,7 +65,7 @@ type Streams struct {
 
 // New makes the streams of a step. It opens nothing.
 func New(cfg Config) *Streams {
-	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, endPatience: endPatience, sock: -1, done: make(chan struct{}), all: make(chan struct{})}}
+	s := &Streams{cfg: cfg, loop: &loop{log: cfg.Log, name: cfg.Speaker, patience: srunPatience, endPatience: endPatience, stall: stallMax, linger: endMax, done: make(chan struct{}), all: make(chan struct{})}}
 	l := s.loop
 	l.in.byID, l.in.ranks = make(map[uint16]*input), make(map[uint16]bool)
 	for local, rank := range cfg.Ranks {
@@ -135,16 +135,8 @@ func (s *Streams) open() error {
 	if err != nil {
 		return err
 	}
-	sock, err := connect(s.cfg.Server, connectTimeout)
+	sock, err := greet(s.cfg.Server, hello)
 	if err != nil {
-		return err
-	}
-	_, err = unix.Write(sock, hello) // it fits the empty buffer
-	if err == nil {
-		err = unix.SetNonblock(sock, true)
-	}
-	if err != nil {
-		unix.Close(sock)
 		return err
 	}
 	return s.loop.begin(sock)
