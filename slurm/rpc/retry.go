@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/slurm/wire"
 )
 
@@ -16,6 +18,8 @@ type Retry struct {
 	// Pause is the time before the second try; each later one is twice as long, up to Longest.
 	// A Longest of 0 is Pause.
 	Pause, Longest time.Duration
+	// Final says that a peer which refuses the connection has ended, and that no other try follows.
+	Final bool
 	// Failed is called before each pause. nil does nothing.
 	Failed func(err error, again time.Duration)
 }
@@ -25,7 +29,8 @@ const Forever = -1
 
 // ToSrun is for messages to srun, of a step of so many nodes: they may all come at once.
 func ToSrun(nodes uint32) Retry {
-	return Retry{Tries: 5 + int(nodes/1024), Pause: 100 * time.Millisecond, Longest: 800 * time.Millisecond}
+	// srun listens before it has a step launched.
+	return Retry{Tries: 5 + int(nodes/1024), Pause: 100 * time.Millisecond, Longest: 800 * time.Millisecond, Final: true}
 }
 
 // StepEnd is for the end of a step: the job waits for it.
@@ -34,30 +39,63 @@ func StepEnd() Retry { return Retry{Tries: Forever, Pause: time.Minute} }
 // BatchEnd is for the end of a batch script.
 func BatchEnd() Retry { return Retry{Tries: 241, Pause: 15 * time.Second} }
 
+// SignError is the error of a message that has no token: munged does not answer on this machine.
+type SignError struct{ Err error }
+
+func (e *SignError) Error() string { return e.Err.Error() }
+func (e *SignError) Unwrap() error { return e.Err }
+
+// The pauses where a message cannot be signed: no peer has been asked, and none is burdened.
+const (
+	signPause    = time.Second
+	signPauseMax = 15 * time.Second
+)
+
 // standby is the answer of a controller that waits for the first one's end.
 const standby = 2027
 
 // Deliver sends a message to the first of the peers that takes it. They are gone through in
-// turn, and again as retry says. A *ReturnError is a peer's refusal, which ends it; another
-// error is the last one of each peer, joined, or the context's cause.
+// turn, and again as retry says; a message that cannot be signed is no try, and is not given up
+// until ctx ends. A *ReturnError is a peer's refusal, which ends it; another error is the last one
+// of each peer, joined, or the context's cause.
 func (c *Client) Deliver(ctx context.Context, to []Peer, m wire.Message, retry Retry) error {
-	pause := retry.Pause
-	for try := 1; ; try++ {
+	pause, unsigned := retry.Pause, signPause
+	for try := 1; ; {
 		err := c.toOne(ctx, to, m)
-		var refused *ReturnError
-		if err == nil || errors.As(err, &refused) && refused.Code != standby || retry.Tries != Forever && try >= retry.Tries {
+		if err == nil || retry.ends(err, try) {
 			return err
 		}
+		wait := pause
+		if errors.As(err, new(*SignError)) {
+			wait, unsigned = unsigned, min(2*unsigned, signPauseMax)
+		} else {
+			try, pause = try+1, min(2*pause, max(retry.Pause, retry.Longest))
+		}
 		if retry.Failed != nil {
-			retry.Failed(err, pause)
+			retry.Failed(err, wait)
 		}
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, context.Cause(ctx))
-		case <-time.After(pause):
+		case <-time.After(wait):
 		}
-		pause = min(2*pause, max(retry.Pause, retry.Longest))
 	}
+}
+
+// ends reports whether no other try follows an error.
+func (r *Retry) ends(err error, try int) bool {
+	var refused *ReturnError
+	switch {
+	case errors.As(err, &refused) && refused.Code != standby:
+		return true
+	case r.Tries == 0:
+		return true
+	case errors.As(err, new(*SignError)):
+		return false
+	case r.Final && errors.Is(err, unix.ECONNREFUSED):
+		return true
+	}
+	return r.Tries != Forever && try >= r.Tries
 }
 
 // toOne sends a message to the first of the peers that takes or refuses it.

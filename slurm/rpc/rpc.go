@@ -91,7 +91,7 @@ func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
 	body := wire.Pack(c.Release, m)
 	token, err := c.Munge.Encode(ctx, to.Reader, hash(m.Type(), body))
 	if err != nil {
-		return err
+		return &SignError{err}
 	}
 	dialer := net.Dialer{Timeout: cmp.Or(c.Connect, 2*time.Second)}
 	conn, err := dialer.DialContext(ctx, "tcp", to.Addr)

@@ -260,6 +260,43 @@ func TestRetryEnds(t *testing.T) {
 	}
 }
 
+// TestRetryUnsigned: while no munged answers, no try of the few is spent, and nothing is sent.
+func TestRetryUnsigned(t *testing.T) {
+	var asked atomic.Int32
+	to := []Peer{controller(peer(t, func(took) []byte { asked.Add(1); return signedReturn(0, 0) }))}
+	c := client(t)
+	good := c.Munge
+	c.Munge.Socket = t.TempDir() + "/none"
+	failed := 0
+	retry := Retry{Tries: 1, Pause: time.Hour, Failed: func(err error, again time.Duration) {
+		if failed++; !errors.As(err, new(*SignError)) || again != signPause || asked.Load() != 0 {
+			t.Errorf("%v, again in %v, %d asked", err, again, asked.Load())
+		}
+		c.Munge = good
+	}}
+	if err := c.Deliver(t.Context(), to, message, retry); err != nil || failed != 1 || asked.Load() != 1 {
+		t.Errorf("%v, %d failures, %d asked", err, failed, asked.Load())
+	}
+	c.Munge.Socket = t.TempDir() + "/none"
+	if err := c.Deliver(t.Context(), to, message, Retry{}); !errors.As(err, new(*SignError)) {
+		t.Error(err)
+	}
+}
+
+// TestRetryFinal: an srun that refuses the connection has ended.
+func TestRetryFinal(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	retry := ToSrun(1)
+	retry.Failed = func(err error, _ time.Duration) { t.Errorf("it is asked again after %v", err) }
+	if err := client(t).Deliver(t.Context(), []Peer{controller(l.Addr().String())}, message, retry); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Error(err)
+	}
+}
+
 // TestPolicies holds the original's times.
 func TestPolicies(t *testing.T) {
 	if r := ToSrun(2048); r.Tries != 7 || r.Pause != 100*time.Millisecond || r.Longest != 800*time.Millisecond {

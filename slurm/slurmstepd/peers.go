@@ -34,7 +34,13 @@ func (p *peers) tellLauncher(ctx context.Context, m wire.Message) {
 		return
 	}
 	to := []rpc.Peer{{Addr: p.launcher, Reader: p.user, Signers: []uint32{p.user, 0}}}
-	if err := p.srun.Deliver(ctx, to, m, rpc.ToSrun(p.nodes)); err != nil {
+	retry := rpc.ToSrun(p.nodes)
+	retry.Failed = func(err error, again time.Duration) {
+		if errors.As(err, new(*rpc.SignError)) {
+			p.log.Errorf("%v; again in %v", err, again)
+		}
+	}
+	if err := p.srun.Deliver(ctx, to, m, retry); err != nil {
 		p.log.Errorf("cannot report to srun: %v", err)
 	}
 }
