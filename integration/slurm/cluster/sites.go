@@ -31,7 +31,7 @@ var Sites = map[string]Site{
 	},
 	"affinity": {
 		Conf: "TaskPlugin=task/affinity\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
-			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\nJobFileAppend=1\nPropagatePrioProcess=1\n",
+			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\nJobFileAppend=1\nPropagatePrioProcess=1\nLaunchParameters=disable_send_gids\n",
 		Files: map[string]string{
 			"task_prolog": "#!/bin/sh\necho print SITE_SAYS\necho export SITE_SAYS=hello\necho unset UNSET\n",
 			"prolog":      "#!/bin/sh\n[ ! -e DIR/prolog.fails ] && echo prolog.$SLURM_JOB_USER >> DIR/hooks.log\n",
