@@ -86,6 +86,25 @@ func TestPlanEnvComplete(t *testing.T) {
 	}
 }
 
+// TestPlanComponent: tasks see their place in the whole step, also in names of files; all else
+// is counted in the component.
+func TestPlanComponent(t *testing.T) {
+	s := testSpec()
+	s.NTasks, s.FirstNode, s.FirstRank, s.AllTasks = 2, 1, 3, 5
+	s.Stdout = step.Stream{Kind: step.StreamFile, Pattern: "o.%t"}
+	p, err := MakePlan(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(p.Ranks, []int{0, 1}) || p.TaskEnv[1][0] != "SLURM_PROCID=4" || p.TaskEnv[1][1] != "SLURM_LOCALID=1" ||
+		!slices.Contains(p.CommonEnv, "SLURM_GTIDS=3,4") || !slices.Contains(p.CommonEnv, "SLURM_NODEID=1") {
+		t.Errorf("ranks %v, environment %q and %q", p.Ranks, p.CommonEnv, p.TaskEnv)
+	}
+	if !slices.ContainsFunc(p.Streams, func(st launch.TaskStream) bool { return st.LocalID == 1 && st.Path == "o.4" }) {
+		t.Errorf("the streams are %+v", p.Streams)
+	}
+}
+
 // TestPlanArray: a step and a script are told their job's place in a job array, and its
 // earlier runs.
 func TestPlanArray(t *testing.T) {

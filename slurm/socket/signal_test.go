@@ -47,6 +47,9 @@ func TestAnnouncement(t *testing.T) {
 			t.Errorf("%s, signal %d: %q, want %q", tc.v, tc.sig, got, tc.want)
 		}
 	}
+	if got, want := Announcement(wire.V2411, "7.3+1", "vm", 15, at), "*** STEP 7.3+1 ON vm CANCELLED AT 2026-11-23T03:10:10 ***"; got != want {
+		t.Errorf("of a component: %q, want %q", got, want)
+	}
 }
 
 // TestSignals is what a request of each kind does.

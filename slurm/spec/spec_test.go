@@ -309,6 +309,10 @@ func TestOfBatch(t *testing.T) {
 	if want := []string{"/spool/job00009/slurm_script", "x"}; !slices.Equal(s.Argv, want) {
 		t.Errorf("it runs %q", s.Argv)
 	}
+	// Of a component of a heterogeneous job sbatch does not say it.
+	if !slices.Contains(s.Env, "SLURM_NTASKS=4") || !slices.Contains(s.Env, "SLURM_NPROCS=4") {
+		t.Errorf("the environment is %q", s.Env)
+	}
 	if s.Stdin.Kind != step.StreamNull || s.Stdout.Pattern != "slurm-%A_%a.out" || s.Stderr.Kind != step.StreamSame {
 		t.Errorf("the streams are %+v %+v %+v", s.Stdin, s.Stdout, s.Stderr)
 	}

@@ -105,6 +105,23 @@ func TestSayLabelled(t *testing.T) {
 	}
 }
 
+// TestLabelledComponent: a label is the rank in the whole step, of which this is a component.
+func TestLabelledComponent(t *testing.T) {
+	dir := t.TempDir()
+	cfg := labelled(dir, "out")
+	cfg.First, cfg.Tasks = 100, 106
+	r := begin(t, cfg)
+	if _, err := r.fd(5, 1).WriteString("a\n"); err != nil {
+		t.Fatal(err)
+	}
+	r.tasksEnd()
+	go r.srun.toEnd()
+	r.finish()
+	if got, err := os.ReadFile(filepath.Join(dir, "out")); err != nil || string(got) != "105: a\n" {
+		t.Errorf("the file has %q, %v", got, err)
+	}
+}
+
 // TestLabelledFlows: labelled files get all while srun reads nothing.
 func TestLabelledFlows(t *testing.T) {
 	dir := t.TempDir()
