@@ -44,6 +44,10 @@ var Sites = map[string]Site{
 		Files:   map[string]string{"gres.conf": fmt.Sprintf(gpus, "0-7", "8-15") + "Name=nic File=DIR/nic[4-5]\nName=fpga File=DIR/fpga[0-1]\nName=tool Count=4\nName=shard Count=8\n"},
 		Devices: []string{"gpu0", "gpu1", "gpu2", "gpu3", "nic4", "nic5", "fpga0", "fpga1"},
 	},
+	"corespec": {
+		Conf: "TaskPlugin=task/affinity\nSelectTypeParameters=CR_Core\nAllowSpecResourcesUsage=YES\nNodeName=" + Node +
+			" NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1000 CoreSpecCount=1 MemSpecLimit=100 State=UNKNOWN\n",
+	},
 	"near": {
 		Conf: "TaskPlugin=task/affinity\nGresTypes=gpu\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=2 CoresPerSocket=1 ThreadsPerCore=1 State=UNKNOWN " +
 			"Gres=gpu:a100:2,gpu:v100:2\n",
