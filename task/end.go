@@ -44,6 +44,8 @@ type cause struct {
 	// ends: the processes end without being terminated. The kernel has killed them all, or
 	// Run is on its way to the end.
 	ends bool
+	// kill: the processes get SIGKILL at once, and no SIGTERM before.
+	kill bool
 }
 
 // Error is the reason.
@@ -107,6 +109,11 @@ func (s *Step) Ending() <-chan struct{} { return s.causes.cancelled }
 func (s *Step) Cancel(reason string) error {
 	s.end(cause{kind: byRequest, reason: reason})
 	return nil
+}
+
+// Kill is Cancel with SIGKILL at once.
+func (s *Step) Kill(reason string) {
+	s.end(cause{kind: byRequest, reason: reason, kill: true})
 }
 
 // end is the one way to end a step: the first cause becomes the step's, and stays. It
@@ -188,7 +195,9 @@ func (b *killBudget) context() (context.Context, context.CancelFunc) {
 // it reports once. The error is then reported already.
 func (b *killBudget) spent(err error) error {
 	if err == nil {
-		b.began = time.Time{}
+		if !b.givenUp { // else what is left has had the whole of it
+			b.began = time.Time{}
+		}
 		return nil
 	}
 	left, ok := errors.AsType[*launch.SurvivorsError](err)
@@ -238,7 +247,7 @@ type killer struct {
 // wake it would give it KillWait on a node that it was to leave alone. So does one that
 // uses too much memory.
 func (k *killer) terminate() (seconds int) {
-	if k.suspension.end() || k.causes.endedBy().kind == byMemory {
+	if c := k.causes.endedBy(); k.suspension.end() || c.kind == byMemory || c.kill {
 		return 0
 	}
 	k.noteKill(syscall.SIGTERM)
