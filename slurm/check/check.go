@@ -103,7 +103,6 @@ var site = []rule{
 	{"TaskPlugin", otherIn("none", "affinity", "cgroup"), "the task plugin is not called"},
 	{"ProctrackType", other("cgroup", "linuxproc", "pgid"), "steps are tracked by cgroups instead"},
 	{"SlurmdParameters", has("contain_spank"), "plugins are called outside the job's container"},
-	{"UnkillableStepProgram", set, "the program is not run: where a step cannot be killed, the log has it, and the node is drained"},
 }
 
 // node are the ones on a line of this node.

@@ -59,6 +59,11 @@ type daemon struct {
 	verdict verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
+	// left is what outlives SIGKILL, nil for nothing. Only run's goroutine uses it, or complete
+	// for it.
+	left *survivors
+	// suspending counts requests that have the tasks stand still, and are under way.
+	suspending atomic.Int32
 }
 
 // newDaemon makes all that a step needs, and starts nothing of it. After an error nothing of
@@ -268,6 +273,7 @@ func (d *daemon) run() int {
 	close(ended)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	<-swept
+	d.left.wait(report, d)
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
 		d.log.Error(err)
 		return 1
@@ -297,9 +303,7 @@ func (d *daemon) reportEnd(ctx context.Context, rec *step.Record) {
 // complete tells slurmctld that the step has ended here.
 func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 	rc, used := uint32(d.verdict.status(rec)), usage(rec, d.stream.Conf.TRES, d.spec.NodeID)
-	if rec.SurvivorsTotal > 0 { // first: the end of the step frees the node for others
-		d.peers.drain(ctx)
-	}
+	d.left = d.held(ctx, rec) // first: the end of the step frees the node for others
 	if d.silent.Load() && d.stream.Batch != nil {
 		return
 	}

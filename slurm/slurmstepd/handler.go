@@ -58,7 +58,7 @@ func (h *handler) State() socket.State {
 func (h *handler) Signal(sig unix.Signal, to socket.Scope) error {
 	rec := h.st.Record()
 	ends := sig == unix.SIGTERM || sig == unix.SIGKILL
-	if rec.Suspended != nil && sig != unix.SIGKILL {
+	if (rec.Suspended != nil || h.suspending.Load() > 0) && sig != unix.SIGKILL {
 		return socket.ErrSuspended
 	}
 	if ends {
@@ -86,17 +86,19 @@ func (h *handler) Signal(sig unix.Signal, to socket.Scope) error {
 
 // end ends the step: its processes are killed where sig is SIGKILL, and else terminated.
 func (h *handler) end(sig unix.Signal) {
-	if sig == unix.SIGKILL {
-		// Before the cancel, whose SIGTERM would come first. What hangs in the launch has no
-		// cgroup yet, and no process that runs for the user.
-		// One whose tasks have ended kills what is left by itself.
-		if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.st.Record().State == step.Running {
+	reason := "a command has sent it " + unix.SignalName(sig)
+	if sig != unix.SIGKILL {
+		if err := h.st.Cancel(reason); err != nil {
 			h.log.Error(err)
 		}
+		return
 	}
-	if err := h.st.Cancel("a command has sent it " + unix.SignalName(sig)); err != nil {
+	// At once, and again each time. What hangs in the launch has no cgroup yet, and no process
+	// that runs for the user. One whose tasks have ended kills what is left by itself.
+	if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.st.Record().State == step.Running {
 		h.log.Error(err)
 	}
+	h.st.Kill(reason)
 }
 
 func (h *handler) Cancel() {
@@ -123,6 +125,9 @@ func (h *handler) Suspend(by uint32) error {
 	if rec := h.st.Record(); rec.Suspended != nil {
 		return socket.ErrSuspended
 	}
+	// While it takes effect no signal wakes the tasks: slurmd would let a job that it ends run on.
+	h.suspending.Add(1)
+	defer h.suspending.Add(-1)
 	return h.st.Suspend(by)
 }
 

@@ -79,7 +79,7 @@ func (o *orphan) run() int {
 	o.clean()
 	if killErr != nil { // before the end of the step, which frees the node for others
 		o.log.Error(killErr)
-		o.peers.drain(ctx)
+		o.peers.drain(ctx, "step "+step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step}.Name())
 	}
 	if answered {
 		reports.Go(func() { o.reportController(ctx) })

@@ -76,9 +76,9 @@ func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Mess
 	}
 }
 
-// drain takes the node away from the scheduler, in Slurm's words: processes of the step live on
-// that SIGKILL does not end.
-func (p *peers) drain(ctx context.Context) {
+// drain takes the node away from the scheduler: processes of the step live on that SIGKILL does
+// not end. The reason begins as Slurm's own, by which sites find it.
+func (p *peers) drain(ctx context.Context, which string) {
 	p.log.Errorf("processes of the step cannot be killed: the node is drained")
-	p.tellController(ctx, rpc.StepEnd(), &wire.UpdateNode{Node: p.node, Reason: "Kill task failed"})
+	p.tellController(ctx, rpc.StepEnd(), &wire.UpdateNode{Node: p.node, Reason: "Kill task failed: " + which})
 }
