@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 const (
 	reqSignal    = 4
 	reqState     = 5
+	reqAttach    = 7
 	reqTerminate = 12
 	reqNotify    = 4022
 	release2205  = 0x2600
@@ -62,6 +63,17 @@ func ask(path string, request []byte, n int) ([]byte, error) {
 	b := make([]byte, 4+n)
 	_, err = io.ReadFull(c, b)
 	return b[4:], err
+}
+
+// attachment is an sattach of 22.05's that waits at a port of the node.
+func attachment(family, port uint16, key int32) []byte {
+	addr := make([]byte, 128)
+	binary.NativeEndian.PutUint16(addr, family)
+	binary.BigEndian.PutUint16(addr[2:], port)
+	copy(addr[4:], []byte{10, 77, 0, 1})
+	b := append(append(words(reqAttach), addr...), addr...)
+	b = append(append(b, words(key)...), "key\x00"...)
+	return binary.NativeEndian.AppendUint16(append(b, words(7001)...), release2205)
 }
 
 // flood is what another user can do to a step: connections by the hundred that stay,
@@ -99,6 +111,7 @@ func flood(path string) {
 	}
 	for name, request := range map[string][]byte{
 		"a kill": words(reqSignal, 9, 0, 0, 0), "a termination": words(reqTerminate), "a text": append(words(reqNotify, 4), "hi!\x00"...),
+		"an attachment": attachment(unix.AF_INET, 6817, 4),
 	} {
 		b, err := ask(path, request, 4)
 		if err == nil && binary.NativeEndian.Uint32(b) == 0 {
@@ -132,6 +145,12 @@ func TestRootStepSocketFlood(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := stepSocket(t, c)
+	// An sattach that does not listen, one of no internet, and one that breaks off in its key.
+	for i, request := range [][]byte{attachment(unix.AF_INET, 1, 4), attachment(unix.AF_UNIX, 1, 4), attachment(unix.AF_INET, 1, 1<<30)} {
+		if b, err := ask(path, request, 4); err == nil && binary.NativeEndian.Uint32(b) == 0 {
+			t.Errorf("attachment %d is carried out", i)
+		}
+	}
 	daemon := daemonOf(t, path)
 	before := descriptors(t, daemon)
 
