@@ -211,9 +211,9 @@ func TestRefuseCaptured(t *testing.T) {
 
 // TestIgnored has what runs all the same.
 func TestIgnored(t *testing.T) {
-	unset := wire.Launch{CPUFreqMin: wire.NoVal, CPUFreqMax: wire.NoVal, CPUFreqGov: wire.NoVal}
-	freq, gpu := unset, unset
-	freq.CPUFreqGov, gpu.GresFreq = 0x80000002, "gpu:high"
+	unset := wire.Launch{Debug: debugError, CPUFreqMin: wire.NoVal, CPUFreqMax: wire.NoVal, CPUFreqGov: wire.NoVal}
+	freq, gpu, debug := unset, unset, unset
+	freq.CPUFreqGov, gpu.GresFreq, debug.Debug = 0x80000002, "gpu:high", 4
 	for name, tc := range map[string]struct {
 		s    wire.Stream
 		want string
@@ -222,6 +222,7 @@ func TestIgnored(t *testing.T) {
 		"a batch job": {wire.Stream{Batch: new(wire.Batch)}, ""},
 		"frequencies": {wire.Stream{Launch: &freq}, "--cpu-freq: "},
 		"of GPUs":     {wire.Stream{Launch: &gpu}, "--gpu-freq: "},
+		"debug":       {wire.Stream{Launch: &debug}, "--slurmd-debug: "},
 	} {
 		got := Ignored(&tc.s)
 		if len(got) != map[bool]int{true: 1}[tc.want != ""] || !strings.HasPrefix(strings.Join(got, ""), tc.want) {

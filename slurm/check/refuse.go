@@ -59,6 +59,9 @@ func Refuse(s *wire.Stream) error {
 	return nil
 }
 
+// debugError is srun's level of the step daemon's lines on stderr without --slurmd-debug.
+const debugError = 2
+
 // Ignored lists what a step asks for that has no effect here, as lines for slurmd's log: the
 // step's result is no other for it.
 func Ignored(s *wire.Stream) (lines []string) {
@@ -72,6 +75,9 @@ func Ignored(s *wire.Stream) (lines []string) {
 	}
 	if l.GresFreq != "" {
 		lines = append(lines, "--gpu-freq: the GPUs' frequencies are left as they are")
+	}
+	if l.Debug > debugError {
+		lines = append(lines, "--slurmd-debug: the step daemon prints no lines of its own; stepctl events has what the step did")
 	}
 	return lines
 }
