@@ -175,7 +175,7 @@ func (p *randomPoint) run(t *testing.T) {
 
 // left is what is left of the step. One whose daemon was killed at once may have no event log.
 func (p *randomPoint) left() error {
-	if p.hit && p.victim == "slurmstepd" {
+	if p.hit && (p.victim == "slurmstepd" || p.victim == both) {
 		return remains(p.lane.site.Cluster, p.lane.site.space, p.job)
 	}
 	return left(p.lane.site.Cluster, p.lane.site.space, p.job)
