@@ -56,6 +56,7 @@ type daemon struct {
 	st      *task.Step
 	socket  *socket.Server
 	extern  *extern.Step // nil but for the extern step
+	sign    string       // by which pam_slurm_adopt finds the job, "" for none
 	verdict verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
@@ -125,6 +126,11 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 		}
 	}
 	if d.spec.ID.Step == step.ExternStep {
+		if d.sign = d.newSign(); d.sign != "" {
+			if err := extern.PutSign(d.sign); err != nil {
+				d.log.Error(err) // a session is then of any of the user's jobs
+			}
+		}
 		d.extern = extern.New(extern.Config{Cgroups: d.cgroups(), Log: func(line string) { d.log.Info(line) }})
 	}
 	return d, d.wire()
@@ -334,6 +340,9 @@ func (d *daemon) remove() error {
 	}
 	if d.socket != nil {
 		d.socket.Close()
+	}
+	if d.sign != "" {
+		errs = append(errs, extern.TakeSign(d.sign))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(cmp.Or(d.spec.UnkillableS, 60))*time.Second)
 	defer cancel()

@@ -118,7 +118,7 @@ func (o *orphan) kill(ctx context.Context) error {
 func (o *orphan) clean() {
 	for _, path := range o.will.Remove {
 		err := os.Remove(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {
 			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 		}
 	}

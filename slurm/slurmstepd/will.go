@@ -82,6 +82,9 @@ func (d *daemon) will() (*will, error) {
 		script := spec.ScriptPath(conf.Spool, d.stream.Batch.Job)
 		w.Remove = append(w.Remove, script, filepath.Dir(script))
 	}
+	if d.sign != "" {
+		w.Remove = append(w.Remove, d.sign, filepath.Dir(d.sign))
+	}
 	return w, nil
 }
 
