@@ -198,7 +198,6 @@ func placePrograms(c *cluster.Cluster) error {
 // sides, which must not differ at all.
 func compareAll(t *testing.T, release string, wanted func(check) bool) {
 	testkit.RequireRoot(t)
-	t.Parallel() // most of a check's time is slurmctld's waiting
 	only := strings.Fields(strings.ReplaceAll(os.Getenv("CHECKS"), ",", " "))
 	bySite := map[string][]check{}
 	for _, c := range readChecks(t) {
@@ -254,8 +253,10 @@ func short(c check) bool { return c.later || matrix() }
 func matrix() bool { return os.Getenv("SLURM_MATRIX") == "1" }
 
 func TestRootSlurm2205(t *testing.T) { compareAll(t, "22.05", whole) }
-func TestRootSlurm2411(t *testing.T) { compareAll(t, "24.11", short) }
-func TestRootSlurm2605(t *testing.T) { compareAll(t, "26.05", short) }
+
+// The short lists run side by side: most of a check's time is slurmctld's waiting.
+func TestRootSlurm2411(t *testing.T) { t.Parallel(); compareAll(t, "24.11", short) }
+func TestRootSlurm2605(t *testing.T) { t.Parallel(); compareAll(t, "26.05", short) }
 
 // TestRootSlurmGuest runs in the guest, with cgroup v2 and limits.
 func TestRootSlurmGuest(t *testing.T) {
