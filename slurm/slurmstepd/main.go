@@ -33,7 +33,9 @@ func Main() {
 	// The host's parent-death signal fires when the thread ends that forked it (prctl(2)):
 	// only the main thread lives as long as the process.
 	runtime.LockOSThread()
-	runtime.GOMAXPROCS(1) // the others belong to the tasks
+	// One processor for the loop of the tasks' streams, and one for the rest, which else wait for
+	// each other: of srun -n64 a fifth (measured). The others belong to the tasks.
+	runtime.GOMAXPROCS(2)
 	if len(os.Args) == 2 && (os.Args[1] == "--version" || os.Args[1] == "-V") {
 		fmt.Println(build.Line())
 		os.Exit(0)
