@@ -31,6 +31,8 @@ type peer struct {
 	sock               int // -1 when it has ended
 	readable, writable bool
 	hungUp             bool      // it sends nothing more
+	flow               int       // bytes that it has sent in pieces of pieceMin without a pause
+	ackLate            bool      // they are acknowledged late
 	window             []byte    // what has come from it and is no whole frame yet
 	out                []byte    // what goes to it
 	sent               int       // of out
@@ -154,6 +156,9 @@ func (l *loop) wait() int {
 		if c.readable && l.hungry(c) {
 			return 0
 		}
+		if c.ackLate && c.open() {
+			soonest = 1
+		}
 		until, why := l.limit(c)
 		if why == nil {
 			continue
@@ -218,6 +223,9 @@ func (l *loop) receive(c *peer) {
 	n, err := unix.Read(c.sock, c.window[len(c.window):cap(c.window)])
 	if n > 0 && len(c.window)+n < cap(c.window) && !c.hungUp {
 		c.readable = false // it is empty, and epoll reports what comes after
+	}
+	if n > 0 {
+		c.pace(n)
 	}
 	switch {
 	case errors.Is(err, unix.EINTR):

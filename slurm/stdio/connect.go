@@ -47,3 +47,24 @@ func connect(to netip.AddrPort, timeout time.Duration) (sock int, err error) {
 	}
 	return sock, nil
 }
+
+// flowMin bytes of a client's, read in pieces of at least pieceMin, are much.
+const flowMin, pieceMin = 256 << 10, 4 << 10
+
+// pace has the kernel acknowledge at once what the client has sent, n bytes now, but as late as it
+// may in the midst of much (TCP_QUICKACK, tcp(7)). srun sends pieces of 1 KB, and those that follow
+// what is not acknowledged go out together: of much input a twelfth of the time (measured). The
+// last pieces are acknowledged within a millisecond, by a call with 0 bytes.
+func (c *peer) pace(n int) {
+	if c.flow += n; n < pieceMin {
+		c.flow = 0
+	}
+	if late := c.flow >= flowMin; late != c.ackLate && c.open() {
+		c.ackLate = late
+		atOnce := 1
+		if late {
+			atOnce = 0
+		}
+		_ = unix.SetsockoptInt(c.sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK, atOnce) // without it the bytes only take longer
+	}
+}

@@ -28,6 +28,31 @@ func TestConnect(t *testing.T) {
 	}
 }
 
+// TestPace holds that much input is acknowledged late, and the end of it soon.
+func TestPace(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	sock, err := connect(netip.MustParseAddrPort(server.Addr().String()), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sock)
+	c := &peer{sock: sock}
+	l := &loop{clients: []*peer{c}}
+	for _, tt := range []struct{ bytes, atOnce, wait int }{
+		{flowMin - 1, 1, -1}, {1000, 1, -1}, {flowMin, 0, 1}, {pieceMin, 0, 1}, {0, 1, -1}, {pieceMin, 1, -1},
+	} {
+		c.pace(tt.bytes)
+		atOnce, err := unix.GetsockoptInt(sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK)
+		if err != nil || atOnce != tt.atOnce || l.wait() != tt.wait {
+			t.Errorf("after %d bytes: at once %d (%v), waits %d ms", tt.bytes, atOnce, err, l.wait())
+		}
+	}
+}
+
 // TestConnectSilent holds that an srun whose host does not answer is given up.
 func TestConnectSilent(t *testing.T) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
