@@ -16,7 +16,7 @@ import (
 // Plan is what a step has of the node's generic resources.
 type Plan struct {
 	release wire.Release
-	batch   bool
+	batch   bool   // the variables are the job's
 	request string // --tres-bind, as srun has it
 	held    []held // of the step, of a batch script its job's
 
@@ -61,7 +61,8 @@ func Of(s *wire.Stream, of Step) (*Plan, error) {
 		cred, p.batch, job = s.Batch.Cred, true, true
 	default:
 		cred, bind = s.Launch.Cred, s.Launch.GresBind
-		job = s.Launch.Step.Step == wire.StepExtern
+		p.batch = s.Launch.Step.Step == wire.StepInteractive // it is told as a script is
+		job = p.batch || s.Launch.Step.Step == wire.StepExtern
 	}
 	jobs, err := hold(s, cred.JobGres, of.Node)
 	if err != nil {

@@ -190,6 +190,19 @@ func TestBatch(t *testing.T) {
 	}
 }
 
+// TestInteractive: the shell of salloc has its job's, as a script does.
+func TestInteractive(t *testing.T) {
+	s := node(wire.V2605, "", true, false, false, true)
+	s.Launch.Step.Step, s.Launch.Cred.StepGres = wire.StepInteractive, nil
+	p, err := Of(s, Step{Node: 1, Tasks: 1, CPUs: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if env, _ := p.Environment(0, false); !slices.Equal(env, []string{"CUDA_VISIBLE_DEVICES=0,3", "SLURM_GPUS_ON_NODE=4", "SLURM_JOB_GPUS=0,3"}) || len(p.StepDenied) != 2 {
+		t.Errorf("%q, denied are %v", env, p.StepDenied)
+	}
+}
+
 func TestShares(t *testing.T) {
 	s := node(wire.V2605, "", false, true)
 	s.NodeGres = append(s.NodeGres, wire.NodeGres{Name: "mps", ID: 9, Devices: s.NodeGres[0].Devices, Shares: []wire.GresShare{{Count: 100, Index: 0}, {Count: 200, Index: 1}}})
