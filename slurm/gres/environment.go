@@ -228,8 +228,9 @@ func (p *Plugin) PreSetuid() error {
 // PreLaunch gives each task its variables.
 func (p *Plugin) PreLaunch(l *launch.Launch) error {
 	for local := range l.TaskEnv {
-		env, _ := p.Plan.Environment(local, p.Constrained)
-		l.TaskEnv[local] = append(slices.Clone(l.TaskEnv[local]), env...)
+		if env, _ := p.Plan.Environment(local, p.Constrained); len(env) > 0 {
+			l.TaskEnv[local] = append(slices.Clone(l.TaskEnv[local]), env...)
+		}
 	}
 	return nil
 }
