@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -83,10 +84,20 @@ func (p *Place) dead() (dead []left, err error) {
 }
 
 // removeSocket removes the socket of a dead step, by which slurmd would take it for a living
-// one.
+// one, and the sockets of the components of a heterogeneous step.
 func (p *Place) removeSocket(id step.ID) error {
-	path := filepath.Join(p.cfg.Spool, fmt.Sprintf("%s_%d.%d", p.cfg.Node, id.Job, id.Step))
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	name := fmt.Sprintf("%s_%d.%d", p.cfg.Node, id.Job, id.Step)
+	files, err := os.ReadDir(p.cfg.Spool)
+	for _, f := range files {
+		rest, ok := strings.CutPrefix(f.Name(), name)
+		if !ok || rest != "" && rest[0] != '.' { // a component's number follows a dot
+			continue
+		}
+		if removeErr := os.Remove(filepath.Join(p.cfg.Spool, f.Name())); !errors.Is(removeErr, fs.ErrNotExist) {
+			err = errors.Join(err, removeErr)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("cannot remove the socket of a dead step: %w", err)
 	}
 	return nil
