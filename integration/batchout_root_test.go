@@ -92,13 +92,13 @@ func TestRootBatchOpenMode(t *testing.T) {
 	ok("batch", "-o", "out", "--open-mode=append", "--wrap=touch up; exec sleep 1000")
 	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
 	ok("cancel", "4")
-	if got := out(); !regexp.MustCompile(`^third\n.*STEP 4\.4294967291 ON vm CANCELLED AT \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d \*\*\*\n$`).MatchString(got) {
+	if got := out(); !regexp.MustCompile(`^third\n.*JOB 4 ON vm CANCELLED AT \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d \*\*\*\n$`).MatchString(got) {
 		t.Errorf("cancelled: %q", got)
 	}
 	ok("batch", "-o", "out", "--wrap=touch up2; exec sleep 1000")
 	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up2")); return err })
 	ok("cancel", "5")
-	if got := out(); !regexp.MustCompile(`^[^\n]*STEP 5\.4294967291 ON vm CANCELLED AT [^\n]*\n$`).MatchString(got) {
+	if got := out(); !regexp.MustCompile(`^[^\n]*JOB 5 ON vm CANCELLED AT [^\n]*\n$`).MatchString(got) {
 		t.Errorf("truncated, then cancelled: %q", got)
 	}
 	n.checkClean(t)

@@ -90,8 +90,11 @@ func (m *messages) sayCancelled(c *cause) {
 	if c.kind == byTime {
 		why = " DUE TO TIME LIMIT"
 	}
-	m.say(fmt.Sprintf("*** STEP %s ON %s CANCELLED AT %s%s ***", m.plan.Spec.ID, m.plan.Spec.NodeName,
-		m.now().Format("2006-01-02T15:04:05"), why))
+	what := "STEP " + m.plan.Spec.ID.Name()
+	if isBatch(m.plan.Spec) {
+		what = fmt.Sprintf("JOB %d", m.plan.Spec.ID.Job)
+	}
+	m.say(fmt.Sprintf("*** %s ON %s CANCELLED AT %s%s ***", what, m.plan.Spec.NodeName, m.now().Format("2006-01-02T15:04:05"), why))
 }
 
 // visible reports whether what a plugin logs in a hook reaches the user: from

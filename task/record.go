@@ -182,7 +182,7 @@ func (t *teardown) awaitOrphans() {
 // OverMemory ends the step at once, as Slurm does, because its accounting has
 // found that it uses more memory than it may. why names use and limit.
 func (s *Step) OverMemory(why string) {
-	text := fmt.Sprintf("Step %s exceeded its memory limit: %s", s.plan.Spec.ID, why)
+	text := fmt.Sprintf("Step %s exceeded its memory limit: %s", s.plan.Spec.ID.Name(), why)
 	s.messages.sayError(text)
 	s.end(cause{kind: byMemory, reason: text})
 }

@@ -11,6 +11,11 @@ var Sites = map[string]Site{
 	// The checks of the daemons want a cluster for themselves, one after the other.
 	"daemons": {},
 	"acct":    {Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nLaunchParameters=use_interactive_step\n", Files: map[string]string{"load": load}},
+	"memory": { // the sampler enforces limits
+		Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nJobAcctGatherParams=OverMemoryKill,UsePss\n" +
+			"SelectTypeParameters=CR_CPU_Memory\nDefMemPerNode=100\nNodeName=" + Node + " NodeAddr=10.77.0.1 CPUs=256 RealMemory=2000 State=UNKNOWN\n",
+		Files: map[string]string{"load": load},
+	},
 	"sacct": {
 		Conf:       "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n",
 		Accounting: true,
