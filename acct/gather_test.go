@@ -438,3 +438,21 @@ func TestSampleHangs(t *testing.T) {
 		}
 	})
 }
+
+// TestWhole: what an extern step has adopted counts as its one task's, and no task's otherwise.
+func TestWhole(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		g := New(Config{Ranks: []int{0}, Whole: whole})
+		g.Begin(1, false, []int{100})
+		g.OrphanEnded(555, end(0, 250, 128).Usage)
+		g.TaskEnded(end(0, 1000, 64))
+		g.Finish()
+		rec := record(g, 1)
+		want := 1.0
+		if whole {
+			want = 1.25
+		}
+		sameFloat(t, "the task's CPU time", rec.Tasks[0].CPUSeconds, want)
+		sameFloat(t, "the step's CPU time", rec.Usage.CPUSeconds, 1.25)
+	}
+}
