@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"unsafe"
@@ -42,7 +43,7 @@ func deviceProgram(deny []DeviceRule) []bpfInsn {
 
 // DenyDevices refuses devices to every process in and below a directory of cgroup v2, which is
 // open as dir, in place of what an earlier call has refused there. It holds until the directory
-// is removed.
+// is removed. Calls for the same directory may come at once, with the same devices.
 func DenyDevices(dir int, deny []DeviceRule) error {
 	old, err := devicePrograms(dir)
 	if err != nil {
@@ -58,17 +59,24 @@ func DenyDevices(dir int, deny []DeviceRule) error {
 		return fmt.Errorf("cannot attach a device program: %w", err)
 	}
 	for _, id := range old {
-		get := struct{ id, next, flags uint32 }{id: id}
-		fd, err := bpf(unix.BPF_PROG_GET_FD_BY_ID, unsafe.Pointer(&get), unsafe.Sizeof(get))
-		if err != nil {
-			return fmt.Errorf("cannot open device program %d: %w", id, err)
+		// Another call may have detached it meanwhile.
+		if err := detachDevices(dir, id); err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
 		}
-		attach.prog, attach.flags = uint32(fd), 0
-		_, err = bpf(unix.BPF_PROG_DETACH, unsafe.Pointer(&attach), unsafe.Sizeof(attach))
-		unix.Close(fd)
-		if err != nil {
-			return fmt.Errorf("cannot detach device program %d: %w", id, err)
-		}
+	}
+	return nil
+}
+
+func detachDevices(dir int, id uint32) error {
+	get := struct{ id, next, flags uint32 }{id: id}
+	fd, err := bpf(unix.BPF_PROG_GET_FD_BY_ID, unsafe.Pointer(&get), unsafe.Sizeof(get))
+	if err != nil {
+		return fmt.Errorf("cannot open device program %d: %w", id, err)
+	}
+	defer unix.Close(fd)
+	detach := struct{ target, prog, kind, flags uint32 }{uint32(dir), uint32(fd), unix.BPF_CGROUP_DEVICE, 0}
+	if _, err := bpf(unix.BPF_PROG_DETACH, unsafe.Pointer(&detach), unsafe.Sizeof(detach)); err != nil {
+		return fmt.Errorf("cannot detach device program %d: %w", id, err)
 	}
 	return nil
 }

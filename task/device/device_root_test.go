@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -75,6 +76,32 @@ func TestRootDevicePrograms(t *testing.T) {
 	}
 	if out, err := inCgroup(t, below, "exec 3<"+zero.Path); err != nil {
 		t.Errorf("after another program: opening zero: %v %q", err, out)
+	}
+}
+
+// TestRootAttachAtOnce: steps of a job that start at once refuse the job its devices at once.
+func TestRootAttachAtOnce(t *testing.T) {
+	testkit.RequireRoot(t)
+	job := filepath.Join(v2Mount(t), fmt.Sprintf("stepd-test-device-once-%d", os.Getpid()))
+	if err := os.Mkdir(job, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Rmdir(job)
+	full := mknod(t, t.TempDir(), "full", unix.S_IFCHR, 1, 7)
+	var steps sync.WaitGroup
+	for range 16 {
+		steps.Go(func() {
+			for range 20 {
+				if err := Attach(job, []step.Device{full}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	steps.Wait()
+	if out, _ := inCgroup(t, job, "exec 3<"+full.Path); !strings.Contains(out, "not permitted") {
+		t.Errorf("opening it: %q", out)
 	}
 }
 
