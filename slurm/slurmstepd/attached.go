@@ -2,6 +2,7 @@ package slurmstepd
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ type attached struct {
 
 	mu      sync.Mutex
 	told    []*wire.TaskExit      // guarded by mu: what each of them is to know
-	clients []chan *wire.TaskExit // guarded by mu
+	clients []chan *wire.TaskExit // guarded by mu: the oldest first
 	ended   bool                  // guarded by mu
 	sending sync.WaitGroup
 }
@@ -29,34 +30,58 @@ type attached struct {
 // attachedPatience bounds the reports of the last ends: a client must not hold up the step's.
 const attachedPatience = 5 * time.Second
 
+// attachedMax bounds the clients that are told, of which few live: one that has not taken what
+// the tasks write has lost its streams, and its end is not seen.
+const attachedMax = 512
+
 // add begins to report to a client, from the first end on: one that is not told an end waits for
-// ever.
-func (a *attached) add(client rpc.Client, to rpc.Peer) {
+// ever. A closed gone ends it, and so do attachedMax later clients.
+func (a *attached) add(client rpc.Client, to rpc.Peer, gone <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended {
 		return
+	}
+	if len(a.clients) == attachedMax {
+		close(a.clients[0])
+		a.clients = slices.Delete(a.clients, 0, 1)
 	}
 	queue := make(chan *wire.TaskExit, len(a.told)+messagesMax)
 	for _, m := range a.told {
 		queue <- m
 	}
 	a.clients = append(a.clients, queue)
-	a.sending.Go(func() { a.send(client, to, queue) })
+	a.sending.Go(func() {
+		a.send(client, to, queue, gone)
+		a.drop(queue)
+	})
 }
 
-// send reports to one client until it does not take the report.
-func (a *attached) send(client rpc.Client, to rpc.Peer, queue <-chan *wire.TaskExit) {
-	for m := range queue {
-		ctx, cancel := context.WithTimeout(context.Background(), attachedPatience)
-		err := client.Send(ctx, to, m)
-		cancel()
-		if err != nil {
-			a.log.Infof("sattach is not told the ends of tasks any more: %v", err)
-			break
+// drop forgets a client, unless end or add has.
+func (a *attached) drop(queue chan *wire.TaskExit) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.clients = slices.DeleteFunc(a.clients, func(q chan *wire.TaskExit) bool { return q == queue })
+}
+
+// send reports to one client until it does not take the report, or is gone.
+func (a *attached) send(client rpc.Client, to rpc.Peer, queue <-chan *wire.TaskExit, gone <-chan struct{}) {
+	for {
+		select {
+		case <-gone:
+			return
+		case m, more := <-queue:
+			if !more {
+				return
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), attachedPatience)
+			err := client.Send(ctx, to, m)
+			cancel()
+			if err != nil {
+				a.log.Infof("sattach is not told the ends of tasks any more: %v", err)
+				return
+			}
 		}
-	}
-	for range queue {
 	}
 }
 
@@ -97,13 +122,14 @@ func (h *handler) Attach(to socket.Attachment) error {
 	if h.aud.srun == nil {
 		return socket.ErrNotRunning // its output goes to files
 	}
-	if err := h.aud.srun.Join(stdio.Joining{Release: to.Release, Server: to.Streams, Key: to.Key}); err != nil {
+	gone := make(chan struct{})
+	if err := h.aud.srun.Join(stdio.Joining{Release: to.Release, Server: to.Streams, Key: to.Key, Gone: func() { close(gone) }}); err != nil {
 		h.log.Error(err)
 		return err
 	}
 	client := h.peers.srun
 	client.Release = to.Release
-	h.aud.attached.add(client, rpc.Peer{Addr: to.Ends.String(), Reader: to.UID, Silent: true})
+	h.aud.attached.add(client, rpc.Peer{Addr: to.Ends.String(), Reader: to.UID, Silent: true}, gone)
 	h.log.Infof("user %d has attached to the step from %v", to.UID, to.Streams.Addr())
 	return nil
 }

@@ -1,6 +1,7 @@
 package slurmstepd
 
 import (
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -30,7 +31,7 @@ func TestAttached(t *testing.T) {
 	client := rpc.Client{Release: wire.V2405, Munge: munge.Client{Socket: silentMunge(t)}, Timeout: 50 * time.Millisecond}
 	a.tell(&wire.TaskExit{Status: 0x300, Ranks: []uint32{0}})
 	for range 3 {
-		a.add(client, rpc.Peer{Addr: addr, Silent: true})
+		a.add(client, rpc.Peer{Addr: addr, Silent: true}, nil)
 	}
 	for i := range 2 * messagesMax { // more than a queue holds
 		a.tell(&wire.TaskExit{Ranks: []uint32{uint32(i)}})
@@ -40,10 +41,37 @@ func TestAttached(t *testing.T) {
 	if d := time.Since(began); d > attachedPatience {
 		t.Errorf("the end has taken %v", d)
 	}
-	a.add(client, rpc.Peer{Addr: addr})
+	a.add(client, rpc.Peer{Addr: addr}, nil)
 	a.tell(&wire.TaskExit{})
 	if len(a.clients) != 0 || !strings.Contains(said.String(), "not told the ends of tasks any more") {
 		t.Errorf("%d clients, and the log has %.300q", len(a.clients), said.String())
+	}
+}
+
+// TestAttachedGone: clients that have gone take no memory, and however many come, few are kept.
+func TestAttachedGone(t *testing.T) {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	a := attached{log: log}
+	gone := make(chan struct{})
+	for range 3 {
+		a.add(rpc.Client{}, rpc.Peer{}, gone)
+	}
+	close(gone)
+	a.sending.Wait()
+	if len(a.clients) != 0 {
+		t.Errorf("%d clients that have gone are kept", len(a.clients))
+	}
+	for range attachedMax + 10 {
+		a.add(rpc.Client{}, rpc.Peer{}, nil)
+	}
+	if a.mu.Lock(); len(a.clients) != attachedMax {
+		t.Errorf("%d clients are kept", len(a.clients))
+	}
+	a.mu.Unlock()
+	a.end()
+	if a.sending.Wait(); len(a.clients) != 0 {
+		t.Errorf("after the end %d clients are kept", len(a.clients))
 	}
 }
 

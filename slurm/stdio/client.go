@@ -39,6 +39,7 @@ type peer struct {
 	shut               bool      // it knows that nothing more comes
 	moved              time.Time // when it took something last
 	full               time.Time // since when it holds up the tasks; zero while it does not
+	gone               func()    // Joining.Gone
 }
 
 func (c *peer) open() bool { return c.sock >= 0 }
@@ -61,6 +62,9 @@ type Joining struct {
 	Release wire.Release   // the client's
 	Server  netip.AddrPort // where it waits for the connection
 	Key     []byte         // by which it knows this daemon
+	// Gone is called when the client ends its connection before the streams have ended. It must
+	// not wait. nil does nothing.
+	Gone func()
 }
 
 // Join connects to a client while the tasks run. It gets the last of what they have written, and
@@ -85,27 +89,40 @@ func (s *Streams) join(j Joining) error {
 	if err != nil {
 		return err
 	}
-	sock, err := greet(j.Server, hello)
-	if err != nil {
+	l := s.loop
+	if err := l.reserve(); err != nil {
 		return err
 	}
-	l := s.loop
+	sock, err := greet(j.Server, hello)
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && (!l.begun || l.phase > running) {
+		unix.Close(sock)
+		err = errEnding
+	}
+	if err != nil {
+		l.joined--
+		return err
+	}
+	l.news = append(l.news, news{c: &peer{name: "sattach", sock: sock, moved: time.Now(), gone: j.Gone}, fd: sock})
+	l.wakeLocked()
+	return nil
+}
+
+var errEnding = errors.New("the step is ending")
+
+// reserve counts a client that is to join, before it is waited for: connections that do not
+// come about must not heap up either.
+func (l *loop) reserve() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
 	case !l.begun || l.phase > running:
-		err = errors.New("the step is ending")
+		return errEnding
 	case l.joined >= clientsMax:
-		err = fmt.Errorf("%d have connected before it, which is the limit", clientsMax)
-	default:
-		l.joined++
-		l.news = append(l.news, news{c: &peer{name: "sattach", sock: sock, moved: time.Now()}, fd: sock})
+		return fmt.Errorf("%d have connected before it, which is the limit", clientsMax)
 	}
-	l.mu.Unlock()
-	if err != nil {
-		unix.Close(sock)
-		return err
-	}
-	l.wakeUp()
+	l.joined++
 	return nil
 }
 
@@ -340,6 +357,9 @@ func (l *loop) lose(c *peer, why error) {
 		l.log(launch.LogInfo, fmt.Sprintf("%s takes no more of the step's output, which is dropped from now on: %v", c.name, why))
 	}
 	unix.Close(c.sock)
+	if c.gone != nil && missing && (c.hungUp || errors.Is(why, io.EOF)) {
+		c.gone()
+	}
 	*c = peer{name: c.name, sock: -1}
 	if !l.isSrun(c) {
 		l.mu.Lock()

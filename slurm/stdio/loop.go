@@ -159,7 +159,7 @@ func (l *loop) add(n news, events uint32, word int32, place int) error {
 	defer l.mu.Unlock()
 	err := error(nil)
 	if !l.begun || l.phase > running {
-		err = errors.New("the step is ending")
+		err = errEnding
 	} else {
 		l.news = append(l.news, n) // before an event can come
 		err = l.watch(n.fd, events, word, place)
@@ -199,6 +199,11 @@ func (l *loop) enter(p phase) bool {
 func (l *loop) wakeUp() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.wakeLocked()
+}
+
+// wakeLocked is wakeUp of a caller that holds mu.
+func (l *loop) wakeLocked() {
 	if l.begun {
 		one := [8]byte{1}
 		_, _ = unix.Write(l.wake, one[:]) // an eventfd with room takes it
@@ -297,8 +302,11 @@ func (l *loop) note(events []unix.EpollEvent) {
 	}
 }
 
-// may reports whether a stream may be read.
-func (l *loop) may(o *output) bool { return o.labelled || l.room() }
+// may reports whether a stream may be read. srun, which has none of what goes to a labelled
+// file, does not hold it up.
+func (l *loop) may(o *output) bool {
+	return l.room() || o.labelled && !slices.ContainsFunc(l.clients[1:], func(c *peer) bool { return !c.room() })
+}
 
 // gather reads the tasks' streams in turns, while there is room.
 func (l *loop) gather() {
