@@ -34,6 +34,9 @@ type binding struct {
 // listMax bounds a list of devices with its repetitions: a task takes one entry.
 const listMax = 1 << 16
 
+// requestMax bounds how much of a request each task's message repeats, in bytes.
+const requestMax = 1024
+
 // parseBind finds the entry of a resource; nil is none. srun has checked its grammar, and what
 // cannot be read binds to nothing: a message tells the user.
 func parseBind(text, name string, v wire.Release) *binding {
@@ -42,7 +45,7 @@ func parseBind(text, name string, v wire.Release) *binding {
 		if !ok || of != name {
 			continue
 		}
-		b := &binding{request: text}
+		b := &binding{request: text[:min(len(text), requestMax)]}
 		how, b.verbose = strings.CutPrefix(how, "verbose,")
 		word, value, _ := strings.Cut(how, ":")
 		switch {

@@ -217,6 +217,18 @@ func TestShares(t *testing.T) {
 	}
 }
 
+// TestLongRequest: a task's message does not repeat all of a long request, which is a user's.
+func TestLongRequest(t *testing.T) {
+	s := node(wire.V2605, "gpu:map_gpu:"+strings.Repeat("9,", 1<<20), true)
+	p, err := Of(s, Step{Node: 1, Tasks: 1, CPUs: all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line := strings.Join(p.Says(0, "s", false), ""); !strings.Contains(line, "Bind request gpu:map_gpu:9,") || len(line) > 2*requestMax {
+		t.Errorf("%d bytes: %.100q", len(line), line)
+	}
+}
+
 func FuzzBind(f *testing.F) {
 	for _, seed := range []string{"gpu:single:1", "gres/gpu:verbose,map_gpu:0*3,2", "gpu:mask_gpu:0xff*65535,0x1*65535", "gpu:per_task:99999999999", "gpu:map:", "gpu:verbose,", "+;gpu:"} {
 		f.Add(seed)

@@ -121,11 +121,17 @@ func TaskCPUs(s *step.Spec, local int) (cpus []int) {
 		text, base = digits, 16
 	}
 	var n big.Int
-	if _, ok := n.SetString(text, base); !ok || n.Sign() < 0 || len(text) > machineMax/4 {
+	if len(text) > machineMax/4 {
+		return nil
+	}
+	if _, ok := n.SetString(text, base); !ok || n.Sign() < 0 {
 		return nil
 	}
 	switch b.Kind {
 	case srunopt.CPUBindMap:
+		if n.BitLen() > 31 { // no int everywhere, and no CPU
+			return nil
+		}
 		return []int{int(n.Int64())}
 	case srunopt.CPUBindMask:
 		for cpu := range n.BitLen() {

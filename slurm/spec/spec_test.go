@@ -267,6 +267,27 @@ func TestBinding(t *testing.T) {
 }
 
 // TestOwnLimits: srun marks the limits that the user has named.
+// TestTaskCPUs are a task's by a list that a user may have written.
+func TestTaskCPUs(t *testing.T) {
+	for _, tc := range []struct {
+		kind step.CPUBindKind
+		list string
+		want []int
+	}{
+		{srunopt.CPUBindMap, "1,3", []int{3}}, {srunopt.CPUBindMap, "0x10", []int{16}}, {srunopt.CPUBindMask, "1,0x5", []int{0, 2}},
+		{srunopt.CPUBindMap, "", nil}, {srunopt.CPUBindMap, "0,-1", nil}, {srunopt.CPUBindMap, "0,a", nil}, {srunopt.CPUBindRank, "0,1", nil},
+		{srunopt.CPUBindMap, "0,9223372036854775808", nil}, {srunopt.CPUBindMap, "0,4294967295", nil},
+		{srunopt.CPUBindMask, "0," + strings.Repeat("f", machineMax), nil},
+	} {
+		s := new(step.Spec)
+		s.Affinity = new(step.AffinityConf)
+		s.Binding.CPU.Kind, s.Binding.CPU.List = tc.kind, tc.list
+		if got := TaskCPUs(s, 1); !slices.Equal(got, tc.want) {
+			t.Errorf("%s %.30q: %v, want %v", tc.kind, tc.list, got, tc.want)
+		}
+	}
+}
+
 func TestOwnLimits(t *testing.T) {
 	l := launch()
 	l.Launch.Env = []string{"SLURM_RLIMIT_STACK=U4194304", "SLURM_RLIMIT_CORE=0", "OTHER=U1"}
