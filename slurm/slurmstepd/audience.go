@@ -41,7 +41,7 @@ type audience struct {
 	running chan struct{}
 	once    sync.Once
 	// endSent is closed when slurmctld has been sent the step's end, or cannot be: srun, which
-	// ends the job, learns of the last task afterwards. An end after the job's is refused, and
+	// ends the job, learns of the last task afterwards, or after lastExitPatience. An end after the job's is refused, and
 	// with it what the step has used.
 	endSent  chan struct{}
 	endOnce  sync.Once
@@ -130,7 +130,7 @@ func (a *audience) send(ctx context.Context) {
 			continue // finish has given up, and said so
 		}
 		if end, ok := m.(lastExit); ok {
-			<-a.endSent
+			a.awaitEnd()
 			m = end.TaskExit
 		}
 		a.d.peers.tellLauncher(ctx, m)
@@ -140,6 +140,18 @@ func (a *audience) send(ctx context.Context) {
 
 // lastExit is the end of the last tasks: an srun of its own job ends the job then.
 type lastExit struct{ *wire.TaskExit }
+
+// lastExitPatience is how long srun does not learn of the last tasks: what they have left running
+// may not end for UnkillableStepTimeout, or longer, and srun is not to stand still as long. As
+// under slurmstepd the job may then end before the step.
+const lastExitPatience = 5 * time.Second
+
+func (a *audience) awaitEnd() {
+	select {
+	case <-a.endSent:
+	case <-time.After(lastExitPatience):
+	}
+}
 
 // settleEnd says that slurmctld has been sent the step's end, or cannot be.
 func (a *audience) settleEnd() { a.endOnce.Do(func() { close(a.endSent) }) }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -106,4 +107,20 @@ func TestLastExit(t *testing.T) {
 			t.Errorf("the end of %v is the last: %v", m.ranks, last)
 		}
 	}
+}
+
+// TestLastExitLate: it does not wait for processes that cannot be killed, nor for what has been done.
+func TestLastExitLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &audience{endSent: make(chan struct{})}
+		begun := time.Now()
+		if a.awaitEnd(); time.Since(begun) != lastExitPatience {
+			t.Errorf("an end that does not come is waited for %v", time.Since(begun))
+		}
+		a.settleEnd()
+		begun = time.Now()
+		if a.awaitEnd(); time.Since(begun) != 0 {
+			t.Errorf("an end that has been sent is waited for %v", time.Since(begun))
+		}
+	})
 }
