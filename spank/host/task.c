@@ -268,6 +268,7 @@ static _Noreturn void task_idle(struct host *h)
 		(void)signal(ignored[i], SIG_IGN);
 	task_stdio(h);
 	wait_gate(h);
+	env_init(&h->env); /* what a user may have set is not for a program of root's */
 	task_exec(h);
 }
 

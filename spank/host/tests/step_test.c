@@ -56,21 +56,22 @@ static void of_extern_step(struct blob *setup)
 /* The one task is root's, and heeds no signal that is meant for the job's programs. */
 static void test_extern_step(void)
 {
-	struct scene s = {
-		.ntasks = 1,
-		.argv = {"/bin/sh", "-c",
-			 "kill -USR1 $$; kill -HUP $$; id -u >&2; echo $SLURM_PROCID; pwd"},
-		.env = {PATH_ENV},
-		.cwd = "/usr",
-		.plugins = {{plugin, true}},
-		.config = of_extern_step};
+	struct scene s = {.ntasks = 1,
+			  .argv = {"/bin/sh", "-c",
+				   "kill -USR1 $$; kill -HUP $$; id -u >&2; echo "
+				   "$SLURM_PROCID$LD_PRELOAD; pwd; "
+				   "echo $TMPDIR"},
+			  .env = {PATH_ENV, "LD_PRELOAD=/nowhere.so", "TMPDIR=/root-made-it"},
+			  .cwd = "/usr",
+			  .plugins = {{plugin, true}},
+			  .config = of_extern_step};
 	char *log;
 	int status;
 	char *out = drv_step(&s, &log, &status);
 
 	CHECK_INT(status, 0);
 	has(out, "0\n");
-	has(out, "/\n");
+	has(out, "\n/\n/tmp\n"); /* nothing of the user's environment */
 	has(log, "init uid=0,0,0");
 	has(log, "init_post_opt uid=0,0,0");
 	has(log, "task_post_fork uid=0,0,0 gid=0,0,0 groups=0 cwd=/ blk=87a07 umask=22 calls=3");
