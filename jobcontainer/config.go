@@ -79,6 +79,17 @@ type Config struct {
 // complete checks the configuration and returns it with all defaults filled
 // in. It touches no file: what depends on the disk is checked by its user.
 func (c Config) complete() (Config, error) {
+	if err := checkPath("the run directory", c.RunDir); err != nil {
+		return c, err
+	}
+	if !validTag(c.NodeTag) {
+		return c, fmt.Errorf("internal error: job container tag %q is not 8 hexadecimal digits", c.NodeTag)
+	}
+	return c.completeFile()
+}
+
+// completeFile is complete for what job_container.conf says.
+func (c Config) completeFile() (Config, error) {
 	c.BasePath = expandBase(c.BasePath, c.NodeName, c.HostName)
 	if len(c.Dirs) == 0 {
 		c.Dirs = []string{"/tmp", "/dev/shm"}
@@ -95,9 +106,6 @@ func (c Config) complete() (Config, error) {
 	if err := checkPath("BasePath", c.BasePath); err != nil {
 		return c, err
 	}
-	if err := checkPath("the run directory", c.RunDir); err != nil {
-		return c, err
-	}
 	for key, script := range map[string]string{"InitScript": c.InitScript, "CloneNSScript": c.CloneNSScript, "CloneNSEpilog": c.CloneNSEpilog} {
 		if script == "" {
 			continue
@@ -108,9 +116,6 @@ func (c Config) complete() (Config, error) {
 	}
 	if err := c.checkSpaces(); err != nil {
 		return c, err
-	}
-	if !validTag(c.NodeTag) {
-		return c, fmt.Errorf("internal error: job container tag %q is not 8 hexadecimal digits", c.NodeTag)
 	}
 	if c.NodeName == "" || strings.ContainsAny(c.NodeName, "\n\x00/") {
 		return c, fmt.Errorf("cannot use node name %q for job containers", c.NodeName)

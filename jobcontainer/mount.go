@@ -92,12 +92,22 @@ func mountPinRoot(p string) (*os.File, error) {
 		dir.Close()
 		return nil, fmt.Errorf("cannot use directory %q: %w", p, err)
 	}
-	var st unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st); err != nil {
-		dir.Close()
-		return nil, fmt.Errorf("cannot stat directory %q: %w", p, err)
+	if dir, err = mountOnItself(dir); err != nil {
+		return nil, err
 	}
-	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+	return dir, nil
+}
+
+// mountOnItself bind-mounts a directory on itself, if it is no mount yet, and makes the mount
+// private. It returns its root; dir is closed, after an error as well.
+func mountOnItself(dir *os.File) (*os.File, error) {
+	p := dir.Name()
+	mounted, err := isMount(dir)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	if !mounted {
 		tree, err := cloneMount(dir, 0)
 		if err == nil {
 			if err = attach(tree, dir); err != nil {
@@ -221,9 +231,17 @@ func openPin(dir *os.File, name string, kind int) (*os.File, error) {
 	return f, nil
 }
 
-// unpin removes dir/name, mounted or not. More than one mount can exist only if
-// another process mounted; all go.
+// unpin removes dir/name, mounted or not.
 func unpin(dir *os.File, name string) error {
+	if err := unmountAt(dir, name); err != nil {
+		return err
+	}
+	return removeAt(dir, name, 0)
+}
+
+// unmountAt unmounts all that is mounted at dir/name, which need not exist. More than one
+// mount can be there only if another process mounted; all go.
+func unmountAt(dir *os.File, name string) error {
 	full := path.Join(dir.Name(), name)
 	for {
 		fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -234,19 +252,22 @@ func unpin(dir *os.File, name string) error {
 			return &fs.PathError{Op: "open", Path: full, Err: err}
 		}
 		f := os.NewFile(uintptr(fd), full)
-		var st unix.Statx_t
-		err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, 0, &st)
-		mounted := err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
-		if mounted {
+		mounted, err := isMount(f)
+		if err == nil && mounted {
 			err = unmountFile(f)
 		}
 		f.Close()
-		if err != nil {
+		if err != nil || !mounted {
 			return err
 		}
-		if !mounted {
-			break
-		}
 	}
-	return removeAt(dir, name, 0)
+}
+
+// isMount reports whether f is the root of a mount.
+func isMount(f *os.File) (bool, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, 0, &st); err != nil {
+		return false, fmt.Errorf("cannot stat %q: %w", f.Name(), err)
+	}
+	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }

@@ -22,14 +22,17 @@ import (
 
 // plan is what one job's namespace is made from.
 type plan struct {
-	job     uint32
-	uid     string // the user's, "" is not known
-	cfg     *Config
-	jobDir  string // BASE/TAG/N, and
-	nsPath  string // RUN/jobs/N/ns: for scripts
-	private []private
-	proc    *os.File // the /proc of the job's pid namespace, nil without one
-	hook    func(string) error
+	job          uint32
+	uid          string // the user's, "" is not known
+	cfg          *Config
+	jobDir       string   // BASE/TAG/N, and
+	nsPath       string   // RUN/jobs/N/ns: for scripts
+	pins         string   // RUN/jobs: the job does not see it
+	env          []string // of scripts, beside what all have
+	scriptInside bool     // InitScript runs in the job's namespace
+	private      []private
+	proc         *os.File // the /proc of the job's pid namespace, nil without one
+	hook         func(string) error
 }
 
 // build makes the mount namespace and returns its file. The namespace lives as
@@ -100,15 +103,17 @@ func (p *plan) inThread(ctx context.Context) (_ *os.File, err error) {
 	}
 	// The copy of RUN/jobs: the pins were not copied, the kernel sees to that,
 	// but it would keep RUN's file system busy on the host.
-	err = unix.Unmount(p.cfg.RunDir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	err = unix.Unmount(p.pins, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	if err != nil && !errors.Is(err, unix.EINVAL) {
-		return nil, fmt.Errorf("cannot unmount %q in the namespace of job %d: %w", p.cfg.RunDir, p.job, err)
+		return nil, fmt.Errorf("cannot unmount %q in the namespace of job %d: %w", p.pins, p.job, err)
 	}
 	if err := p.hook("unshared"); err != nil {
 		return nil, err
 	}
-	if err := p.runInitScript(ctx); err != nil {
-		return nil, err
+	if p.scriptInside {
+		if err := p.runInitScript(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if err := p.hook("script"); err != nil {
 		return nil, err
@@ -342,6 +347,7 @@ func (p *plan) run(ctx context.Context, s script) error {
 	if s.ns {
 		cmd.Env = append(cmd.Env, "SLURM_NS="+p.nsPath)
 	}
+	cmd.Env = append(cmd.Env, p.env...)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = scriptDrain
 	// A session of its own, so that all of it can be killed. Pdeathsig: noded

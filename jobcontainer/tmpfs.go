@@ -180,7 +180,7 @@ func (t *Tmpfs) create(ctx context.Context, pins, tag *os.File, job uint32, user
 		return nil, nil, err
 	}
 	defer jobDir.Close()
-	p := &plan{job: job, uid: strconv.FormatUint(uint64(user.UID), 10), cfg: &t.cfg, jobDir: jobDir.Name(), nsPath: path.Join(pinDir.Name(), pinName), hook: t.hook}
+	p := &plan{job: job, uid: strconv.FormatUint(uint64(user.UID), 10), cfg: &t.cfg, jobDir: jobDir.Name(), nsPath: path.Join(pinDir.Name(), pinName), pins: t.cfg.RunDir, scriptInside: true, hook: t.hook}
 	defer p.close()
 	if err := p.makePrivate(jobDir, user); err != nil {
 		return nil, nil, err

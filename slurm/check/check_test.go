@@ -34,7 +34,7 @@ func TestSite(t *testing.T) {
 		{"nothing", log, nil},
 		{"what is done", log + "ClusterName=c\nAuthType=auth/munge\nProctrackType=proctrack/cgroup\nTaskPlugin=task/affinity,task/cgroup\n" +
 			"SwitchType=switch/none\nJobAcctGatherType=jobacct_gather/cgroup\nMpiDefault=pmix_v4\nPrologFlags=Alloc,Contain\nUsePAM=0\nHashPlugin=hash/k12\n" +
-			"JobContainerType=job_container/none\nLaunchParameters=send_gids\nTLSType=tls/none\nSlurmdUser=root\n", nil},
+			"JobContainerType=job_container/tmpfs\nLaunchParameters=send_gids\nTLSType=tls/none\nSlurmdUser=root\n", nil},
 		{"no log", "ClusterName=c\n", []string{"slurm.conf: SlurmdLogFile"}},
 		{"measuring", log + "AcctGatherEnergyType=acct_gather_energy/rapl\nAcctGatherProfileType=acct_gather_profile/hdf5\nAcctGatherFilesystemType=acct_gather_filesystem/lustre\n",
 			[]string{"slurm.conf:2: AcctGatherEnergyType=acct_gather_energy/rapl: energy", "slurm.conf:3: ", "slurm.conf:4: "}},
@@ -47,10 +47,10 @@ func TestSite(t *testing.T) {
 		{"MPI", log + "MpiDefault=cray_shasta\n", []string{"slurm.conf:2: MpiDefault"}},
 		{"this node", log + "NodeName=DEFAULT MemSpecLimit=0\nNodeName=n[1-3] CPUs=4 CoreSpecCount=1 CpuSpecList=0\nNodeName=m1 CoreSpecCount=2\nUsePAM=1\n",
 			[]string{"slurm.conf:3: CoreSpecCount=1: ", "slurm.conf:3: CpuSpecList=0: ", "slurm.conf:5: UsePAM"}},
-		{"included", log + "Include more.conf\n", []string{"more.conf:2: JobContainerType"}},
+		{"included", log + "Include more.conf\n", []string{"more.conf:2: NamespaceType"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			path := write(t, map[string]string{"slurm.conf": tc.conf, "more.conf": "# more\nJobContainerType=job_container/tmpfs\n"})
+			path := write(t, map[string]string{"slurm.conf": tc.conf, "more.conf": "# more\nNamespaceType=namespace/linux\n"})
 			gaps, err := Site(path, "n2")
 			if err != nil {
 				t.Fatal(err)

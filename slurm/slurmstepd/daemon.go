@@ -18,6 +18,7 @@ import (
 	"stepd/eventlog/archive"
 	"stepd/internal/linux"
 	"stepd/internal/lookup"
+	"stepd/jobcontainer"
 	"stepd/slurm/check"
 	"stepd/slurm/extern"
 	"stepd/slurm/gres"
@@ -48,16 +49,21 @@ type daemon struct {
 	file   *os.File // the log's, nil without one
 	caller *caller
 
-	gres    *gres.Plugin
-	place   *place.Place
-	keeper  *keeper.Keeper // nil where none could be started
-	peers   *peers
-	aud     *audience
-	st      *task.Step
-	socket  *socket.Server
-	extern  *extern.Step // nil but for the extern step
-	sign    string       // by which pam_slurm_adopt finds the job, "" for none
-	verdict verdict
+	gres   *gres.Plugin
+	place  *place.Place
+	keeper *keeper.Keeper // nil where none could be started
+	peers  *peers
+	aud    *audience
+	st     *task.Step
+	socket *socket.Server
+	extern *extern.Step // nil but for the extern step
+	sign   string       // by which pam_slurm_adopt finds the job, "" for none
+	// namespace is the job's mount namespace, nil where it has the node's; joined is what the
+	// tasks have of it; container is nil but for the extern step that has made it.
+	namespace *os.File
+	joined    launch.Namespaces
+	container *jobcontainer.Slurmd
+	verdict   verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
 	// left is what outlives SIGKILL, nil for nothing. Only run's goroutine uses it, or complete
@@ -120,6 +126,9 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 			err = errors.Join(err, d.remove())
 		}
 	}()
+	if err := d.joinContainer(ctx); err != nil {
+		return nil, err
+	}
 	if s.Batch != nil {
 		if err := writeScript(s.Conf, s.Batch, &d.spec.User); err != nil {
 			return nil, err
@@ -194,7 +203,7 @@ func (d *daemon) wire() (err error) {
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
 		Audience: d.aud, Streams: d.aud.streams, Output: output{streams: d.aud.srun},
 		OnMain:  func(f func()) { onMain <- f },
-		Plugins: []task.Plugin{d.gres},
+		Plugins: []task.Plugin{d.gres}, Namespaces: d.joined,
 	})
 	if err != nil {
 		return err
@@ -334,7 +343,7 @@ const slurmError = 0xffffffff
 
 // remove takes back what newDaemon has made.
 func (d *daemon) remove() error {
-	var errs []error
+	errs := []error{d.removeContainer()} // before slurmd runs the Epilog, which it does when there is no socket
 	if d.stream.Batch != nil {
 		errs = append(errs, removeScript(d.stream.Conf.Spool, d.stream.Batch.Job))
 	}
@@ -395,6 +404,9 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	}
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
+	}
+	if id.Step == step.ExternStep {
+		err = errors.Join(err, d.sweepContainer(id.Job))
 	}
 	return err
 }

@@ -22,7 +22,7 @@ func (d *daemon) socketConfig() socket.Config {
 		ID: step.ID{Job: id.Job, Step: id.Step}, Name: stepName(d.stream), SLUID: id.SLUID, Owner: d.spec.User.UID, SlurmUser: d.peers.slurmUser,
 		NodeID: d.spec.NodeID, Announces: socket.Announces(d.spec.Env, d.spec.NodeID),
 		JobMemoryMB: d.spec.JobMemoryMB, StepMemoryMB: d.spec.MemoryMB,
-		Names: d.names(), Running: d.aud.running, Log: func(line string) { d.log.Info(line) },
+		Namespace: d.namespace, Names: d.names(), Running: d.aud.running, Log: func(line string) { d.log.Info(line) },
 	}
 	if id.HetComp != wire.NoVal {
 		cfg.Het = &id.HetComp

@@ -87,6 +87,9 @@ func (o *orphan) run() int {
 			o.log.Error(err)
 		}
 	}
+	if err := o.removeContainer(ctx); err != nil {
+		o.log.Error(err)
+	}
 	reports.Wait()
 	if killErr != nil {
 		return 1

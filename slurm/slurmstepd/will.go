@@ -43,6 +43,9 @@ type will struct {
 	Spool       string       `json:"spool"`
 	// Remove are files of the step, and then directories if they are empty.
 	Remove []string `json:"remove"`
+	// Container is the folder of the containers of the node's jobs, where this step has made its
+	// job's, else "".
+	Container string `json:"container"`
 	// Cgroups are the step's. A step without any is found by its session and by when its daemon
 	// has started, in ticks.
 	Cgroups     proctrack.StepCgroups `json:"cgroups"`
@@ -77,6 +80,9 @@ func (d *daemon) will() (*will, error) {
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
 		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path()},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
+	}
+	if d.container != nil {
+		w.Container = d.container.Dir()
 	}
 	if w.Batch {
 		script := spec.ScriptPath(conf.Spool, d.stream.Batch.Job)

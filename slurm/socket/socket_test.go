@@ -594,6 +594,46 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// TestNamespace: pam_slurm_adopt has the job's mount namespace, as slurmstepd of 24.11 and 26.05
+// hands it over.
+func TestNamespace(t *testing.T) {
+	ns, err := os.Open("/proc/self/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	s := serveStep(t, wire.V2605, func(c *Config) { c.Namespace = ns })
+	for _, tc := range []struct {
+		request int
+		want    []byte
+	}{{26, words(int(ns.Fd()))}, {28, words(1, 0x20000)}} {
+		c := s.dial(t, another)
+		if got := exchange(t, c, words(tc.request), len(tc.want)); !slices.Equal(got, tc.want) {
+			t.Errorf("%d: % x", tc.request, got)
+		}
+		b, oob := make([]byte, 8), make([]byte, 64)
+		n, oobn, _, _, err := c.ReadMsgUnix(b, oob)
+		if err != nil || n != 1 {
+			t.Fatalf("%d: %d bytes, %v", tc.request, n, err)
+		}
+		msgs, err := unix.ParseSocketControlMessage(oob[:oobn])
+		if err != nil || len(msgs) != 1 {
+			t.Fatalf("%d: %v, %v", tc.request, msgs, err)
+		}
+		fds, err := unix.ParseUnixRights(&msgs[0])
+		if err != nil || len(fds) != 1 {
+			t.Fatalf("%d: %v, %v", tc.request, fds, err)
+		}
+		got := os.NewFile(uintptr(fds[0]), "ns")
+		defer got.Close()
+		theirs, err := got.Stat()
+		ours, _ := ns.Stat()
+		if err != nil || !os.SameFile(theirs, ours) {
+			t.Errorf("%d: another file, %v", tc.request, err)
+		}
+	}
+}
+
 // TestNames: what nss_slurm asks for, as slurmstepd of 22.05 and 24.11 has answered it.
 func TestNames(t *testing.T) {
 	const named, all, ofStep = 0, 1, 2

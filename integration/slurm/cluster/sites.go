@@ -53,6 +53,13 @@ var Sites = map[string]Site{
 		Conf: "TaskPlugin=task/affinity\nSelectTypeParameters=CR_Core\nAllowSpecResourcesUsage=YES\nNodeName=" + Node +
 			" NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1000 CoreSpecCount=1 MemSpecLimit=100 State=UNKNOWN\n",
 	},
+	"tmpfs": {
+		Conf: "PrologFlags=Contain\nJobContainerType=job_container/tmpfs\nProlog=DIR/hook\nEpilog=DIR/hook\n",
+		Files: map[string]string{
+			"job_container.conf": "AutoBasePath=true\nBasePath=DIR/jc InitScript=DIR/hook\n",
+			"hook":               "#!/bin/sh\necho $(stat -c %a /tmp) ${SLURM_JOB_MOUNTPOINT_SRC##*/} >> DIR/hooks.$SLURM_JOB_ID\n",
+		},
+	},
 	"near": {
 		Conf: "TaskPlugin=task/affinity\nGresTypes=gpu\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=2 CoresPerSocket=1 ThreadsPerCore=1 State=UNKNOWN " +
 			"Gres=gpu:a100:2,gpu:v100:2\n",

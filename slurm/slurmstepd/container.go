@@ -1,0 +1,120 @@
+package slurmstepd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/jobcontainer"
+	"stepd/slurm/wire"
+	"stepd/step"
+	"stepd/step/launch"
+)
+
+// tmpfs is the site's job_container/tmpfs, nil without it.
+func (d *daemon) tmpfs() (*jobcontainer.Slurmd, error) {
+	if d.conf.JobContainerType != "tmpfs" {
+		return nil, nil
+	}
+	c, s := &d.conf.Container, d.stream.Conf
+	return jobcontainer.NewSlurmd(jobcontainer.Config{
+		BasePath: c.BasePath, AutoBasePath: c.AutoBasePath, Dirs: c.Dirs, InitScript: c.InitScript,
+		CloneNSScript: c.CloneNSScript, CloneNSScriptWait: c.CloneNSScriptWait,
+		CloneNSEpilog: c.CloneNSEpilog, CloneNSEpilogWait: c.CloneNSEpilogWait,
+		Shared: c.Shared, EntireStepInNS: c.EntireStepInNS, NodeName: s.Node, HostName: s.Host, SlurmConf: d.conf.File,
+	}, s.Release < wire.V2302)
+}
+
+// joinContainer opens the job's container, which the extern step makes before. The extern
+// step's own processes stay outside, as the original's (measured).
+func (d *daemon) joinContainer(ctx context.Context) error {
+	t, err := d.tmpfs()
+	if t == nil || err != nil {
+		return err
+	}
+	job := d.spec.ID.Job
+	if d.spec.ID.Step == step.ExternStep {
+		if err := t.Create(ctx, job, d.spec.User, d.stream.Launch.Dir); err != nil {
+			return err
+		}
+		d.container = t
+	}
+	if d.namespace, err = t.Open(job); err != nil {
+		return err
+	}
+	if d.container == nil {
+		d.joined = launch.Namespaces{Mount: d.namespace, EntireStep: t.EntireStep()}
+		d.spec.Container, d.spec.ContainerNS, d.spec.EntireStepInNS = "tmpfs", true, t.EntireStep()
+	}
+	return nil
+}
+
+// containerPatience bounds how long a job's private directories take to be emptied.
+const containerPatience = 5 * time.Minute
+
+// removeContainer removes the container that this step has made for its job.
+func (d *daemon) removeContainer() error {
+	if d.namespace != nil {
+		d.namespace.Close()
+	}
+	if d.container == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), containerPatience)
+	defer cancel()
+	return d.container.Delete(ctx, d.spec.ID.Job, d.spec.User, d.stream.Launch.Dir)
+}
+
+// removeContainer removes the container of the job whose extern step has died, as soon as no
+// other step of the job uses it. That may take as long as the job.
+func (o *orphan) removeContainer(ctx context.Context) error {
+	w := &o.will
+	if w.Container == "" {
+		return nil
+	}
+	spool, err := linux.NewInotify()
+	if err != nil {
+		return err
+	}
+	defer spool.Close()
+	if err := spool.Watch(w.Spool, unix.IN_DELETE|unix.IN_MOVED_FROM); err != nil {
+		return err
+	}
+	for {
+		if used, err := hasSteps(w.Spool, w.Node, w.Step.Job); err != nil || !used {
+			return errors.Join(err, jobcontainer.Remove(ctx, w.Container, w.Step.Job))
+		}
+		if err := spool.Wait(time.Time{}); err != nil {
+			return err
+		}
+	}
+}
+
+// hasSteps reports whether the job has a step here, by the sockets in slurmd's spool.
+func hasSteps(spool, node string, job uint32) (bool, error) {
+	entries, err := os.ReadDir(spool)
+	prefix := fmt.Sprintf("%s_%d.", node, job)
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), prefix) }), err
+}
+
+// sweepContainer removes the container of a job whose extern step and its keeper have died, if
+// no other step of the job uses it.
+func (d *daemon) sweepContainer(job uint32) error {
+	t, err := d.tmpfs()
+	if t == nil || err != nil {
+		return err
+	}
+	if used, err := hasSteps(d.stream.Conf.Spool, d.stream.Conf.Node, job); err != nil || used {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), containerPatience)
+	defer cancel()
+	return jobcontainer.Remove(ctx, t.Dir(), job)
+}
