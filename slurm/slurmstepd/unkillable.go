@@ -90,9 +90,15 @@ func (s *survivors) wait(ctx context.Context, d *daemon) {
 	if s == nil {
 		return
 	}
-	if err := d.place.Remove(ctx); err != nil {
-		d.log.Error(err)
+	if d.place.Lock() == nil { // without cgroups nothing tells
+		<-s.program
+		return
 	}
+	err := d.place.Remove(ctx)
 	<-s.program
+	if err != nil {
+		d.log.Error(err)
+		return
+	}
 	d.log.Info("the processes that could not be killed have ended")
 }

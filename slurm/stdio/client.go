@@ -349,11 +349,8 @@ func (l *loop) lose(c *peer, why error) {
 	if !c.open() {
 		return
 	}
-	missing := c.left() > 0
-	for _, o := range l.outs {
-		missing = missing || !o.closed && !(o.labelled && l.isSrun(c))
-	}
-	if why != nil && missing {
+	missing := slices.ContainsFunc(l.outs, func(o *output) bool { return !o.closed && !(o.labelled && l.isSrun(c)) })
+	if why != nil && (missing || c.left() > 0) {
 		l.log(launch.LogInfo, fmt.Sprintf("%s takes no more of the step's output, which is dropped from now on: %v", c.name, why))
 	}
 	unix.Close(c.sock)
