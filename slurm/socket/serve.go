@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/slurm/wire"
 )
 
@@ -134,7 +135,7 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 	case reqX11:
 		err = reply(c, s.display())
 	case reqNamespace, reqNamespaces:
-		err = s.namespace(c, q.code)
+		err = s.namespace(c, uid, q.code)
 	case reqAddPID:
 		rc, _ := result(s.act(uid, q))
 		err = reply(c, rc)
@@ -177,21 +178,23 @@ func result(err error) (rc, errno int32) {
 
 // namespace is the answer to reqNamespace, the number of a descriptor and the descriptor, and to
 // reqNamespaces, of which each has its kind in the place of the number (measured: 24.11, 26.05).
-// A descriptor comes with a byte that says nothing.
-func (s *Server) namespace(c *net.UnixConn, q code) error {
-	if s.conf.Namespace == nil {
+// A descriptor comes with a byte that says nothing. Root alone enters a namespace, and to a user
+// who kept it open the job's mounts would stay: others are told that there is none.
+func (s *Server) namespace(c *net.UnixConn, uid uint32, q code) error {
+	if s.conf.Namespace == nil || !s.trusts(uid) {
 		return reply(c, int32(0))
 	}
-	fd := int(s.conf.Namespace.Fd())
-	head := nativeInts(int32(fd))
-	if q == reqNamespaces {
-		head = nativeInts(1, unix.CLONE_NEWNS)
-	}
-	if err := reply(c, head); err != nil {
+	return linux.OnFD(s.conf.Namespace, func(fd int) error { // the step's end closes it meanwhile
+		head := nativeInts(int32(fd))
+		if q == reqNamespaces {
+			head = nativeInts(1, unix.CLONE_NEWNS)
+		}
+		if err := reply(c, head); err != nil {
+			return err
+		}
+		_, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
 		return err
-	}
-	_, _, err := c.WriteMsgUnix([]byte{0}, unix.UnixRights(fd), nil)
-	return err
+	})
 }
 
 // pids is the answer to reqPIDs.

@@ -47,8 +47,8 @@ type Config struct {
 	Announces bool
 	// JobMemoryMB and StepMemoryMB are their limits, 0 for none.
 	JobMemoryMB, StepMemoryMB uint64
-	// Namespace is the job's mount namespace, nil where it has the node's; it is open as long as
-	// the Server is.
+	// Namespace is the job's mount namespace, nil where it has the node's. It may be closed while
+	// the Server serves.
 	Namespace *os.File
 	// Names are the user's, for nss_slurm.
 	Names Names

@@ -607,7 +607,10 @@ func TestNamespace(t *testing.T) {
 		request int
 		want    []byte
 	}{{26, words(int(ns.Fd()))}, {28, words(1, 0x20000)}} {
-		c := s.dial(t, another)
+		if got := exchange(t, s.dial(t, another), words(tc.request), 4); !slices.Equal(got, words(0)) {
+			t.Errorf("%d of a user: % x", tc.request, got)
+		}
+		c := s.dial(t, 0)
 		if got := exchange(t, c, words(tc.request), len(tc.want)); !slices.Equal(got, tc.want) {
 			t.Errorf("%d: % x", tc.request, got)
 		}
@@ -631,6 +634,14 @@ func TestNamespace(t *testing.T) {
 		if err != nil || !os.SameFile(theirs, ours) {
 			t.Errorf("%d: another file, %v", tc.request, err)
 		}
+	}
+	ns.Close() // as the end of the step does
+	c := s.dial(t, 0)
+	if _, err := c.Write(words(26)); err != nil {
+		t.Fatal(err)
+	}
+	if rest, err := io.ReadAll(c); err != nil || len(rest) > 0 {
+		t.Errorf("of a closed one: % x, %v", rest, err)
 	}
 }
 
