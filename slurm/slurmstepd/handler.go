@@ -62,7 +62,7 @@ func (h *handler) Signal(sig unix.Signal, to socket.Scope) error {
 		return socket.ErrSuspended
 	}
 	if ends {
-		h.verdict.kill(&rec)
+		h.condemn(&rec)
 	}
 	if rec.State == step.Starting && ends {
 		h.end(sig)
@@ -101,9 +101,18 @@ func (h *handler) end(sig unix.Signal) {
 	h.st.Kill(reason)
 }
 
+// condemn notes which tasks a command ends. What a session has used is known of samples alone,
+// since it is no child of the step's: the last one is taken while it lives.
+func (h *handler) condemn(rec *step.Record) {
+	if h.extern != nil {
+		h.st.Stat()
+	}
+	h.verdict.kill(rec)
+}
+
 func (h *handler) Cancel() {
 	rec := h.st.Record()
-	h.verdict.kill(&rec)
+	h.condemn(&rec)
 	h.end(unix.SIGTERM)
 }
 
@@ -117,7 +126,7 @@ func (h *handler) Abort() {
 
 func (h *handler) Terminate() {
 	rec := h.st.Record()
-	h.verdict.kill(&rec)
+	h.condemn(&rec)
 	h.end(unix.SIGKILL)
 }
 
