@@ -85,6 +85,12 @@ func cases() map[string]struct {
 			r.Tasks[2].State, r.Tasks[2].Stage, r.Tasks[2].Errno = step.TaskFailed, "stdio", 13
 			r.ExitCode, r.Reason = ptr(2), "task 0: Exited with exit code 2"
 		}), nil},
+		"ended at the gate": {ran(step.Failed, 2, func(r *step.Record) {
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGTERM))
+			r.Tasks[0].State, r.Tasks[0].Stage = step.TaskFailed, "gate"
+			r.Tasks[1].End(step.ExitedWith(9))
+			r.ExitCode, r.Reason = ptr(143), "task 0: Terminated"
+		}), nil},
 		"plugin crash": {ran(step.Failed, 1, func(r *step.Record) {
 			r.Started, r.Tasks[0].State, r.Tasks[0].Status = nil, step.TaskFailed, nil
 			r.Reason = `plugin "x.so": slurm_spank_user_init: killed by SIGSEGV at x.so+0x1119 (slurm_spank_user_init+0x15)`

@@ -274,8 +274,8 @@ func (e *explainer) ends() {
 	final := e.rec.State.Final()
 	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (end, bool) {
 		switch {
-		case t.State == step.TaskFailed:
-			return end{}, false // see unstarted
+		case t.State == step.TaskFailed && (t.Stage != "gate" || e.rec.Started == nil):
+			return end{}, false // see unstarted; in a step that ran, one at the gate was ended before its turn came
 		case t.Status != nil:
 			return end{status: *t.Status, sender: e.sender(t.Rank, *t.Status)}, *t.Status != 0
 		}
