@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -101,11 +102,20 @@ func (h *handler) end(sig unix.Signal) {
 	h.st.Kill(reason)
 }
 
+// lastSample is how long the last sample of an extern step may take.
+const lastSample = 500 * time.Millisecond
+
 // condemn notes which tasks a command ends. What a session has used is known of samples alone,
-// since it is no child of the step's: the last one is taken while it lives.
+// since it is no child of the step's: the last one is taken while it lives. A session that
+// hangs in the kernel may hold the sample up, and not the kill.
 func (h *handler) condemn(rec *step.Record) {
 	if h.extern != nil {
-		h.st.Stat()
+		sampled := make(chan struct{})
+		go func() { h.st.Stat(); close(sampled) }()
+		select {
+		case <-sampled:
+		case <-time.After(lastSample):
+		}
 	}
 	h.verdict.kill(rec)
 }
