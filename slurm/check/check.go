@@ -5,11 +5,13 @@
 package check
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"stepd/slurm/oci"
 	"stepd/slurmconf"
 )
 
@@ -136,13 +138,22 @@ func Site(path, nodeName string) ([]Gap, error) {
 	if !logs {
 		gaps = append(gaps, Gap{filepath.Base(path), "SlurmdLogFile is not set: the step daemon's log is lost, which does not go to syslog"})
 	}
-	beside := filepath.Dir(path)
-	if found, err := filepath.Glob(filepath.Join(beside, "oci.conf*")); err == nil {
-		for _, file := range found {
-			gaps = append(gaps, Gap{filepath.Base(file), "containers of the OCI are not run: a step with --container is refused"})
-		}
+	return append(gaps, containers(path)...), nil
+}
+
+// containers are the gaps of oci.conf, which lies beside slurm.conf.
+func containers(path string) (gaps []Gap) {
+	conf, err := oci.Load(path)
+	switch {
+	case errors.Is(err, oci.ErrNone):
+		return nil
+	case err != nil:
+		return []Gap{{"oci.conf", fmt.Sprintf("a step with --container is refused: %v", err)}}
 	}
-	return gaps, nil
+	for _, key := range conf.Ignored {
+		gaps = append(gaps, Gap{"oci.conf: " + key, "the step daemon logs what slurm.conf says"})
+	}
+	return gaps
 }
 
 // lastOf is where each key is set for the last time, which counts.

@@ -165,7 +165,7 @@ func TestRefuse(t *testing.T) {
 		{"MPI on one", mpi("pmix", 1), 0},
 		{"MPI on several", mpi("pmix_v4", 2), 2036},
 		{"PMI-2 on several", mpi("pmi2", 2), 2036},
-		{"a bundle", launch(func(l *wire.Launch) { l.Container = "/b" }), 4031},
+		{"a bundle", launch(func(l *wire.Launch) { l.Container = "/b" }), 0},
 		{"SELinux", launch(func(l *wire.Launch) { l.Cred.SELinux = "u:r:t" }), 2036},
 		{"TLS", launch(func(l *wire.Launch) { l.TLSCert = "-----BEGIN" }), 2036},
 		{"a terminal", launch(func(l *wire.Launch) { l.Flags = wire.FlagPTY }), 0},
@@ -174,7 +174,7 @@ func TestRefuse(t *testing.T) {
 		{"two components without MPI", het("none"), 0},
 		{"an extern step", launch(func(l *wire.Launch) { l.Step.Step, l.Het.Steps = wire.StepExtern, 0 }), 0},
 		{"a batch job", &wire.Stream{Batch: &wire.Batch{Cred: new(wire.Cred)}}, 0},
-		{"a batch job in a bundle", &wire.Stream{Batch: &wire.Batch{Container: "/b", Cred: new(wire.Cred)}}, 4031},
+		{"a batch job in a bundle", &wire.Stream{Batch: &wire.Batch{Container: "/b", Cred: new(wire.Cred)}}, 0},
 		{"a batch job with SELinux", &wire.Stream{Batch: &wire.Batch{Cred: &wire.Cred{SELinux: "u:r:t"}}}, 2036},
 	} {
 		err := Refuse(tc.s)

@@ -102,7 +102,6 @@ func TestDocumentRefusals(t *testing.T) {
 	options := map[string]*wire.Stream{
 		"-n":          launch(func(*wire.Stream, *wire.Launch) {}),
 		"--pty":       launch(func(_ *wire.Stream, l *wire.Launch) { l.Flags = wire.FlagPTY }),
-		"--container": launch(func(_ *wire.Stream, l *wire.Launch) { l.Container = "/b" }),
 		"--context":   launch(func(_ *wire.Stream, l *wire.Launch) { l.Cred.SELinux = "u:r:t" }),
 		"-N 2":        launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Nodes = "pmix", 2 }),
 		"--het-group": launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Het.Steps = "pmix", 2 }),

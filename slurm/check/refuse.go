@@ -31,14 +31,8 @@ func (r *Refusal) Unwrap() error { return r.Code }
 // missing shows.
 func Refuse(s *wire.Stream) error {
 	unsupported := func(text string) error { return &Refusal{errNotSupported, "cannot run the step: " + text} }
-	container := func() error {
-		return &Refusal{errContainer, "cannot run the step: containers of the OCI (--container) need Slurm's own step daemon"}
-	}
 	if b := s.Batch; b != nil {
-		switch {
-		case b.Container != "":
-			return container()
-		case b.Cred.SELinux != "":
+		if b.Cred.SELinux != "" {
 			return unsupported("a context of SELinux (--context) needs Slurm's own step daemon")
 		}
 		return nil
@@ -47,8 +41,6 @@ func Refuse(s *wire.Stream) error {
 	switch {
 	case l == nil, l.Step.Step == wire.StepExtern:
 		return nil
-	case l.Container != "":
-		return container()
 	case l.Cred.SELinux != "":
 		return unsupported("a context of SELinux (--context) needs Slurm's own step daemon")
 	case l.TLSCert != "":
@@ -57,6 +49,11 @@ func Refuse(s *wire.Stream) error {
 		return unsupported("its MPI ranks are on several nodes, and this step daemon joins ranks of one: use --mpi=none for a step without MPI, and Slurm's own step daemon for one with it (MPI type " + s.MPIType + ")")
 	}
 	return nil
+}
+
+// NoContainer is the refusal of a step with a container (--container), for a cause.
+func NoContainer(cause error) error {
+	return &Refusal{errContainer, "cannot run the step: --container: " + cause.Error()}
 }
 
 // debugError is srun's level of the step daemon's lines on stderr without --slurmd-debug.

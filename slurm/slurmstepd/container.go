@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -13,9 +14,13 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/jobcontainer"
+	"stepd/slurm/check"
+	"stepd/slurm/oci"
+	"stepd/slurm/spec"
 	"stepd/slurm/wire"
 	"stepd/step"
 	"stepd/step/launch"
+	"stepd/task"
 )
 
 // tmpfs is the site's job_container/tmpfs, nil without it.
@@ -117,4 +122,94 @@ func (d *daemon) sweepContainer(job uint32) error {
 	ctx, cancel := context.WithTimeout(context.Background(), containerPatience)
 	defer cancel()
 	return jobcontainer.Remove(ctx, t.Dir(), job)
+}
+
+// bundle is the path of the bundle that a step is to run in, "" for none.
+func bundle(s *wire.Stream) string {
+	switch {
+	case s.Batch != nil:
+		return s.Batch.Container
+	case s.Launch.Step.Step == wire.StepExtern:
+		return ""
+	}
+	return s.Launch.Container
+}
+
+// makeBundles prepares the containers of the step's tasks, where it is to have any. It asks as
+// the user whether the bundle is one, and runs before anything else waits for children.
+func (d *daemon) makeBundles(ctx context.Context) error {
+	path := bundle(d.stream)
+	if path == "" {
+		return nil
+	}
+	conf, err := oci.Load(d.conf.File)
+	if err != nil {
+		return check.NoContainer(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("cannot find the own program: %w", err)
+	}
+	s := &oci.Step{
+		Conf: *conf, Bundle: absolute(d.spec.Cwd, path), Node: d.spec.NodeName, User: d.spec.User.Name, UID: d.spec.User.UID, Job: d.spec.ID.Job, StepID: d.spec.ID.Step,
+		Cwd: d.spec.Cwd, Dir: bundleDir(d.stream.Conf.Spool, d.spec.ID), Env: os.Environ(), Terminal: -1, Speaker: d.spec.Speaker,
+	}
+	if spec.Variable(s.Env, "SLURMD_NODENAME") == "" {
+		s.Env = append(s.Env, "SLURMD_NODENAME="+d.spec.NodeName)
+	}
+	shapeBundles(s, d.stream, d.plan)
+	var ranks []int
+	for _, rank := range d.plan.Ranks {
+		ranks = append(ranks, d.spec.SeenRank(rank))
+	}
+	if err := s.Prepare(ranks, d.spec.User.GID); err != nil {
+		return err
+	}
+	d.bundles = &oci.Plugin{Step: s, Program: self, Ranks: ranks, Argv: d.spec.Argv}
+	if d.namespace != nil {
+		return nil // only a task sees what lies in the job's /tmp: it says so itself
+	}
+	return s.Check(ctx, self, d.spec.User.GID, d.spec.User.Groups)
+}
+
+// bundleDir is the folder of a step's containers.
+func bundleDir(spool string, id step.ID) string {
+	return filepath.Join(spool, "oci-job"+strings.Replace(id.Name(), ".", "-", 1))
+}
+
+// shapeBundles sets what the release, the streams and a batch job ask for.
+func shapeBundles(s *oci.Step, stream *wire.Stream, plan *task.Plan) {
+	switch v := stream.Conf.Release; {
+	case v < wire.V2302:
+		s.EnvFirst, s.BeginInBundle = true, true
+	case v < wire.V2605:
+		s.Spool = oci.SpoolTask
+	default:
+		s.Spool = oci.SpoolStep
+	}
+	if plan.Spec.Terminal != nil {
+		s.Terminal = plan.Spec.SeenRank(0)
+	}
+	if stream.Batch == nil {
+		return
+	}
+	s.Script = spec.ScriptPath(stream.Conf.Spool, stream.Batch.Job)
+	for _, f := range plan.Streams {
+		if f.Path != "" && f.FD == 1 {
+			s.Stdout = absolute(plan.Spec.Cwd, f.Path)
+		}
+		if f.Path != "" && f.FD == 2 {
+			s.Stderr = absolute(plan.Spec.Cwd, f.Path)
+		}
+	}
+	if plan.Spec.Stderr.Kind == step.StreamSame {
+		s.Stderr = s.Stdout
+	}
+}
+
+func absolute(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
 }

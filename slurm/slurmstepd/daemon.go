@@ -24,6 +24,7 @@ import (
 	"stepd/slurm/gres"
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
+	"stepd/slurm/oci"
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/socket"
@@ -63,6 +64,7 @@ type daemon struct {
 	namespace *os.File
 	joined    launch.Namespaces
 	container *jobcontainer.Slurmd
+	bundles   *oci.Plugin // nil for a step outside of the OCI's containers
 	verdict   verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
@@ -127,6 +129,9 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 		}
 	}()
 	if err := d.joinContainer(ctx); err != nil {
+		return nil, err
+	}
+	if err := d.makeBundles(ctx); err != nil {
 		return nil, err
 	}
 	if s.Batch != nil {
@@ -200,10 +205,14 @@ func (d *daemon) wire() (err error) {
 	if err := d.guard(); err != nil {
 		return err
 	}
+	plugins := []task.Plugin{d.gres}
+	if d.bundles != nil {
+		plugins = append(plugins, d.bundles)
+	}
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
 		Audience: d.aud, Streams: d.aud.streams, Output: output{streams: d.aud.srun},
 		OnMain:  func(f func()) { onMain <- f },
-		Plugins: []task.Plugin{d.gres}, Namespaces: d.joined,
+		Plugins: plugins, Namespaces: d.joined,
 	})
 	if err != nil {
 		return err
@@ -350,6 +359,9 @@ func (d *daemon) remove() error {
 	if d.socket != nil {
 		d.socket.Close()
 	}
+	if d.bundles != nil && !d.bundles.Conf.KeepFiles {
+		errs = append(errs, d.bundles.Remove())
+	}
 	if d.sign != "" {
 		errs = append(errs, extern.TakeSign(d.sign))
 	}
@@ -402,6 +414,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}
+	err = errors.Join(err, os.RemoveAll(bundleDir(spool, id)))
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}

@@ -13,6 +13,7 @@ import (
 	"stepd/internal/nofile"
 	"stepd/slurm/check"
 	"stepd/slurm/keeper"
+	"stepd/slurm/oci"
 )
 
 // mode runs what slurmd, Slurm's commands and the keeper ask of the program by its arguments. It returns
@@ -23,6 +24,8 @@ func mode(args []string) int {
 		return endOrphan()
 	case len(args) == 2 && args[0] == "spank":
 		return jobScript(args[1])
+	case args[0] == oci.Mode:
+		return oci.Main(args[1:])
 	case len(args) == 1 && args[0] == "getenv":
 		if err := printEnvironment(os.Stdout); err != nil {
 			fmt.Fprintf(os.Stderr, "slurmstepd: %v\n", err)

@@ -119,6 +119,9 @@ func (o *orphan) kill(ctx context.Context) error {
 
 // clean removes the step's files: slurmd takes a socket for a step.
 func (o *orphan) clean() {
+	if err := os.RemoveAll(bundleDir(o.will.Spool, step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step})); err != nil {
+		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
+	}
 	for _, path := range o.will.Remove {
 		err := os.Remove(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) {

@@ -49,6 +49,7 @@ var Sites = map[string]Site{
 		Files:   map[string]string{"gres.conf": fmt.Sprintf(gpus, "0-7", "8-15") + "Name=nic File=DIR/nic[4-5]\nName=fpga File=DIR/fpga[0-1]\nName=tool Count=4\nName=shard Count=8\n"},
 		Devices: []string{"gpu0", "gpu1", "gpu2", "gpu3", "nic4", "nic5", "fpga0", "fpga1"},
 	},
+	"oci": {Files: map[string]string{"oci.conf": ociConf, "runtime": ociRuntime}},
 	"corespec": {
 		Conf: "TaskPlugin=task/affinity\nSelectTypeParameters=CR_Core\nAllowSpecResourcesUsage=YES\nNodeName=" + Node +
 			" NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1000 CoreSpecCount=1 MemSpecLimit=100 State=UNKNOWN\n",
@@ -74,6 +75,34 @@ const gpus = `AutoDetect=off
 Name=gpu Type=a100 File=DIR/gpu[0-1] Cores=%s Flags=nvidia_gpu_env,opencl_env
 Name=gpu Type=v100 File=DIR/gpu[2-3] Cores=%s Flags=nvidia_gpu_env,opencl_env
 `
+
+// ociConf has the commands of a runtime without a daemon, as Slurm's own examples for runc have
+// them. ociRuntime stands for the runtime: it prints how it was called, and runs the program of the
+// bundle on the node. A file oci.query is the shell's that answers to query; without one no container
+// is known any more.
+const (
+	ociConf = `RunTimeQuery="DIR/runtime query %n.%u.%j.%s.%t"
+RunTimeKill="DIR/runtime kill %n.%u.%j.%s.%t"
+RunTimeDelete="DIR/runtime delete %n.%u.%j.%s.%t"
+RunTimeRun="DIR/runtime run %n.%u.%j.%s.%t %b"
+`
+	ociRuntime = `#!/bin/sh
+if [ $1 != run ]; then
+	[ -e DIR/oci.query ] || exit 1
+	echo "$1 ${2#*.*.*.} $(id -un)" >> DIR/oci.log
+	[ $1 != query ] || . DIR/oci.query
+	exit
+fi
+c=$(tr -d '\n' < $3/config.json | sed 's,\\/,/,g; s/  */ /g')
+list() { echo "$c" | sed -n "s/.*\"$1\": *\\[\([^]]*\)\].*/\1/p"; }
+echo "run ${2%%.1*} ${2##*.} as $(id -un) in a folder of $(stat -c %U $3)"
+echo "args$(list args) $(echo "$c" | grep -oE '"(path": "[^"]*rootfs|terminal": [a-z]*|hostname": "[a-z]*|cwd": "[^"]*|destination": "/[pt][^"]*)"?' | sort | tr '\n' ' ')"
+list env | grep -oE '"(OWN|FOO|SLURM_(NTASKS|JOB_NAME))=[^"]*"' | sort -u
+eval "set -- $(list args | tr -d ,)"
+[ $1 != /tmp/slurm/startup ] || set -- $(echo "$c" | grep -o '/[^"]*slurm_script')
+exec "$@"
+`
+)
 
 // GuestSite is the one of the guest, where slurmd's own plugins limit the tasks by cgroup v2.
 var GuestSite = Site{
