@@ -47,9 +47,18 @@ func process(t *testing.T, pid int) Process {
 	return Process{pid, start}
 }
 
-// wantEnded fails unless all of pids are gone or zombies.
+// wantEnded fails unless all of pids are gone or zombies. One that was killed leaves its cgroup
+// before it is a zombie: it gets the moment that it needs.
 func wantEnded(t *testing.T, pids ...int) {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	for _, pid := range pids {
+		if fd, err := linux.PidfdOpen(pid); err == nil {
+			_ = linux.PidfdWait(ctx, fd) // what has not ended is found below
+			unix.Close(fd)
+		}
+	}
 	left, err := livingPIDs(pids)
 	if err != nil || len(left) != 0 {
 		t.Errorf("processes %v (%v) are alive, want none", left, err)
