@@ -297,7 +297,7 @@ func TestRootAccountingCgroup(t *testing.T) {
 		t.Errorf("stat: %v", r)
 	}
 	// A stepd that dies leaves what the cgroups know.
-	p := n.start(t, call{args: []string{"run", "-n2", "sh", "-c", program + " cpu_ms=300 report=v$SLURM_PROCID; : > ended$SLURM_PROCID; exec sleep 600"}, dir: n.wd})
+	p := n.start(t, call{args: []string{"run", "-n2", "sh", "-c", program + " cpu_ms=600 report=v$SLURM_PROCID; : > ended$SLURM_PROCID; exec sleep 600"}, dir: n.wd})
 	id := n.running(t).id()
 	eventually(t, callTimeout, "the ends of both loads", func() error {
 		_, err := os.Stat(filepath.Join(n.wd, "ended0"))
@@ -312,8 +312,8 @@ func TestRootAccountingCgroup(t *testing.T) {
 	p.wait(t)
 	n.ended(t, id)
 	doc = n.acct(t, "show", id)
-	if u := doc.Usage; u == nil || u.Final || u.CPU == nil || *u.CPU < own || *u.CPU > 1.5*own || u.Peak == nil || u.Read != nil {
-		t.Errorf("after stepd's death: %+v", u)
+	if u := doc.Usage; u == nil || u.Final || u.CPU == nil || *u.CPU < own || *u.CPU > 1.7*own || u.Peak == nil || u.Read != nil { // not twice; a shell's start takes long in a guest
+		t.Errorf("after stepd's death, and %v s of CPU: %s", own, n.ctl(t, "show", "--json", id))
 	}
 	if r := n.ctl(t, "events", id); !strings.Contains(r.out, `"event":"usage"`) {
 		t.Errorf("events:\n%s", r.out)
