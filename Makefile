@@ -20,11 +20,12 @@ say  = $(if $(V),@:,@printf '%-4s %s\n' '$(1)' '$(2)')
 files = $$(find . -path ./$(BUILD) -prune -o -name '$(1)' -printf '%P\n')
 
 .PHONY: all help
-all: go-programs $(BIN)/spankhost $(BIN)/stepkeeper ## build bin/{noded,stepd,stepctl,spankhost,stepkeeper}, and pmixhost where libpmix-dev is
+all: go-programs $(BIN)/spankhost $(BIN)/stepkeeper $(BIN)/pamhost ## build bin/{noded,stepd,stepctl,spankhost,stepkeeper,pamhost}, and pmixhost where libpmix-dev is
 
 include spank/host/host.mk
 include mpi/pmixhost/pmixhost.mk
 include slurm/keeper/program/keeper.mk
+include slurm/pam/program/pamhost.mk
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | sort | expand -t 16
@@ -211,7 +212,7 @@ install: all install-files ## into DESTDIR and PREFIX
 SHARE    := $(DESTDIR)$(PREFIX)/share
 EXAMPLES := $(SHARE)/doc/stepd/examples/plugins
 # With BIN= an earlier release's programs are installed, which may have none of these.
-SLURM_PROGRAMS = $(wildcard $(BIN)/slurmstepd $(BIN)/stepkeeper)
+SLURM_PROGRAMS = $(wildcard $(BIN)/slurmstepd $(BIN)/stepkeeper $(BIN)/pamhost)
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/sbin $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec/stepd $(DESTDIR)$(PREFIX)/lib/systemd/system
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/

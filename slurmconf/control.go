@@ -23,6 +23,8 @@ type Control struct {
 	// Timeout bounds one exchange of messages: 10 s by default (MessageTimeout). Connect bounds
 	// the connection before it: 2 s (TCPTimeout).
 	Timeout, Connect time.Duration
+	// UsePAM: a step has a PAM session.
+	UsePAM bool
 	// Digest is of all files that were read: another one where a file has changed.
 	Digest string
 }
@@ -70,6 +72,7 @@ func (lines *controlLines) keys(c *Control) keySet {
 		"backupcontroller": text(&lines.backup), "backupaddr": text(&lines.backAddr),
 		"slurmctldaddr": text(&lines.addr), "slurmctldport": text(&lines.port),
 		"slurmuser":      text(&c.User),
+		"usepam":         boolean(&c.UsePAM),
 		"authtype":       parsed(&c.AuthType, func(v string) (string, *flaw) { return bare(v, "auth/"), nil }),
 		"authinfo":       parsed(&c.AuthSocket, authSocket),
 		"messagetimeout": seconds(&c.Timeout), "tcptimeout": seconds(&c.Connect),

@@ -25,7 +25,7 @@ describe() { # a version that sorts: of the tag, else of the commit's time
 }
 glibc() { # the newest symbols that the C programs want
 	local program
-	for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper}; do
+	for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper,pamhost}; do
 		[ ! -e "$program" ] || objdump -T "$program"
 	done | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1 | cut -d_ -f2
 }
@@ -49,7 +49,7 @@ move() { # PACKAGE PATH...: what is not common
 move stepd usr/sbin usr/lib usr/libexec/stepd/stepd usr/share/man/man8/noded.8
 if [ -e "$stage/stepd-common/usr/libexec/stepd/slurmstepd" ]; then # not of an earlier release's programs
 	packages+=" stepd-slurm"
-	move stepd-slurm usr/libexec/stepd/slurmstepd usr/libexec/stepd/stepkeeper usr/share/man/man7/stepd-slurm.7
+	move stepd-slurm usr/libexec/stepd/slurmstepd usr/libexec/stepd/stepkeeper usr/libexec/stepd/pamhost usr/share/man/man7/stepd-slurm.7
 	ln -s ../../sbin/slurmd-wlm "$stage/stepd-slurm/usr/libexec/stepd/slurmd" # the alternative's master: postinst
 fi
 move stepd-dev usr/include usr/share/pkgconfig usr/share/man/man7/stepd-spank.7
@@ -60,7 +60,7 @@ find "$stage" -type d -empty -delete
 # Their way to the documents, which are of the other package.
 sed -i 's|](\.\./\.\./|](../../stepd/|g' "$dev/share/doc/stepd-dev/examples/README.md"
 rm "$doc/LICENSE"
-for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper}; do # the second is not built everywhere
+for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper,pamhost}; do # the second is not built everywhere
 	[ ! -e "$program" ] || strip --strip-unneeded --remove-section=.comment "$program"
 done
 for package in $packages; do

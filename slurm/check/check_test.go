@@ -41,7 +41,7 @@ func TestSite(t *testing.T) {
 		{"flags in a list", log + "PrologFlags=Alloc,X11,RunInJob\n", []string{"slurm.conf:2: PrologFlags", "slurm.conf:2: PrologFlags"}},
 		{"a word with a value", log + "SlurmctldParameters=idle_on_node_suspend,enable_stepmgr\nLaunchParameters=slurmstepd_memlock,enable_nss_slurm\n",
 			[]string{"slurm.conf:2: ", "slurm.conf:3: "}},
-		{"case", log + "usepam=YES\nswitchtype=Switch/HPE_Slingshot\n", []string{"slurm.conf:2: usepam=YES: no PAM", "slurm.conf:3: "}},
+		{"case", log + "usepam=YES\nswitchtype=Switch/HPE_Slingshot\n", []string{"slurm.conf:2: usepam=YES: of a step's PAM", "slurm.conf:3: "}},
 		{"the last one counts", log + "UsePAM=1\nUsePAM=0\n", nil},
 		{"keys and authentication", log + "AuthType=auth/slurm\nTLSType=tls/s2n\n", []string{"slurm.conf:2: AuthType", "slurm.conf:3: TLSType"}},
 		{"MPI", log + "MpiDefault=cray_shasta\n", []string{"slurm.conf:2: MpiDefault"}},

@@ -25,6 +25,7 @@ import (
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
 	"stepd/slurm/oci"
+	"stepd/slurm/pam"
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/socket"
@@ -51,6 +52,7 @@ type daemon struct {
 	caller *caller
 
 	gres   *gres.Plugin
+	pam    *pam.Session // nil without UsePAM
 	place  *place.Place
 	keeper *keeper.Keeper // nil where none could be started
 	peers  *peers
@@ -206,6 +208,12 @@ func (d *daemon) wire() (err error) {
 		return err
 	}
 	plugins := []task.Plugin{d.gres}
+	if d.conf.Control.UsePAM && d.spec.ID.Step != step.ExternStep {
+		if d.pam, err = d.newSession(); err != nil {
+			return err
+		}
+		plugins = append(plugins, d.pam)
+	}
 	if d.bundles != nil {
 		plugins = append(plugins, d.bundles)
 	}
@@ -218,6 +226,20 @@ func (d *daemon) wire() (err error) {
 		return err
 	}
 	return d.listen()
+}
+
+// newSession makes the step's PAM session, which is not open yet.
+func (d *daemon) newSession() (*pam.Session, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find pamhost: %w", err)
+	}
+	u := &d.spec.User
+	return pam.New(pam.Config{
+		Program: filepath.Join(filepath.Dir(self), "pamhost"),
+		User:    u.Name, GID: u.GID, Groups: u.Groups, Node: d.spec.NodeName,
+		Env: d.plan.Env, KeepNice: d.conf.PropagatePrioProcess != 0, Stderr: d.file,
+	}), nil
 }
 
 // newPeers finds the programs that the step is reported to.
@@ -333,7 +355,10 @@ func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 	}
 	if d.stream.Batch != nil {
 		fault := uint32(0)
-		if rec.Drain != "" && rec.PluginCrash == nil {
+		switch {
+		case d.pam.Refused():
+			fault = launchFailed
+		case rec.Drain != "" && rec.PluginCrash == nil:
 			fault = slurmError
 		}
 		d.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{

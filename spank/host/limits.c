@@ -27,7 +27,8 @@ static void variable(char *buf, const struct limit *l)
 }
 
 /* A number, or -1 for no limit. */
-static bool parse(const char *text, rlim_t *value)
+/* SOFT, or SOFT:HARD of a daemon that lowers the hard limit; -1 is no limit. */
+static bool parse(const char *text, rlim_t *value, rlim_t *hard)
 {
 	char *end;
 
@@ -35,6 +36,8 @@ static bool parse(const char *text, rlim_t *value)
 	*value = strtoull(text, &end, 10);
 	if (strcmp(text, "-1") == 0)
 		*value = RLIM_INFINITY;
+	if (errno == 0 && end != text && *end == ':' && end[1] >= '0' && end[1] <= '9')
+		*hard = strtoull(end + 1, &end, 10);
 	return errno == 0 && end != text && *end == 0 && (text[0] != '-' || text[1] == '1');
 }
 
@@ -48,7 +51,7 @@ static bool own_limit(const struct limit *l, rlim_t *want)
 	return l->resource == RLIMIT_NOFILE && nofile_before != 0;
 }
 
-/* Sets the soft limits; the hard ones stay. What cannot be set is reported to the
+/* Sets the soft limits; the hard ones stay, or are lowered. What cannot be set is reported to the
  * log only: the user may not even know of it. */
 void limits_apply(struct host *h)
 {
@@ -63,19 +66,25 @@ void limits_apply(struct host *h)
 		const char *text = env_get(env, name);
 		if (text == NULL && !own_limit(&limits[i], &want))
 			continue;
-		if (text != NULL && !parse(text, &want)) {
+		rlim_t hard = RLIM_INFINITY;
+
+		if (text != NULL && !parse(text, &want, &hard)) {
 			log_text(LEVEL_VERBOSE, "cannot read limit %s=\"%s\": not a number", name,
 				 text);
 			continue;
 		}
 		if (getrlimit(limits[i].resource, &have) < 0)
 			continue;
+		bool lower = hard < have.rlim_max;
+
+		if (lower)
+			have.rlim_max = hard;
 		if (want > have.rlim_max) {
 			if (h->rank == 0 && text != NULL) /* all tasks have the same */
 				log_limit(h, limits[i].name, want, have.rlim_max);
 			want = have.rlim_max;
 		}
-		if (want == have.rlim_cur)
+		if (want == have.rlim_cur && !lower)
 			continue;
 		have.rlim_cur = want;
 		if (setrlimit(limits[i].resource, &have) < 0)

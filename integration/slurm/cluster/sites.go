@@ -25,6 +25,7 @@ var Sites = map[string]Site{
 		Conf:  "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\nLaunchParameters=enable_nss_slurm\n",
 		Files: map[string]string{"sshd": sshd, "ssh": ssh},
 	},
+	"pam":     {Conf: "UsePAM=1\nPrologFlags=Contain\n", Files: map[string]string{"pam": pam, "pam_log": pamLog, "limits.conf": pamLimits}},
 	"contain": {Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n"},
 	// Slurm gives each component of a heterogeneous job nodes of its own.
 	"het": {
@@ -149,5 +150,30 @@ chmod 644 DIR/key.pub
 	ssh = `#!/bin/sh
 user=$1; shift
 exec ssh -n -i DIR/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null $user@127.0.0.1 "$@"
+`
+)
+
+// pam makes pam.d/slurm, with the module that it names before the others. Root runs it. Each call
+// of a session is a line of pam.log.
+const (
+	pam = `#!/bin/sh -e
+cat > /etc/pam.d/slurm <<P
+account required pam_deny.so
+session required pam_exec.so DIR/pam_log
+session required $1
+session required pam_limits.so conf=DIR/limits.conf
+P
+`
+	pamLog = `#!/bin/sh
+echo $PAM_TYPE $PAM_SERVICE $PAM_USER $PAM_RUSER $PAM_RHOST $PAM_TTY $(id -u) >> DIR/pam.log
+`
+	pamLimits = `* soft nofile 500
+* hard nofile 700
+* soft nproc 900
+* hard nproc 1000
+* - fsize 5000
+* soft core 0
+* hard core 4096
+* - priority 4
 `
 )
