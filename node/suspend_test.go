@@ -11,6 +11,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/node/selection"
 	"stepd/node/state"
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -167,7 +168,10 @@ func TestResumeDuringSuspend(t *testing.T) {
 	go func() { answers <- f.unsuspend(ctx, 1000) }()
 	var conns []int
 	for range 2 {
-		fd, _, err := unix.Accept4(int(l.Fd()), unix.SOCK_CLOEXEC)
+		fd, err := linux.Uninterrupted(func() (int, error) { // with a time limit it is not begun anew after a signal
+			fd, _, err := unix.Accept4(int(l.Fd()), unix.SOCK_CLOEXEC)
+			return fd, err
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
