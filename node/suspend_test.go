@@ -9,9 +9,9 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/internal/linux"
 	"stepd/node/selection"
 	"stepd/node/state"
-	"stepd/internal/linux"
 	"stepd/step"
 )
 
