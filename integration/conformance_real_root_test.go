@@ -66,6 +66,8 @@ func ofStepDaemon(facts *table) *table {
 			case actor != actors[2] && actor != batchActor && actor != actors[5]:
 			case name == "SLURM_JOB_DERIVED_EC": // whether slurmctld knows it by then
 			case field == "status.ShdPnd": // a signal that is pending for a moment
+			case name == "others" && actor != actors[5] && openForAMoment.MatchString(value):
+				out.set(c, field, strings.TrimRight(value, "0123456789"))
 			case field == "status.SigIgn":
 				out.set(c, field, withoutSignal32(value))
 			case name == "SLURM_JOB_START_TIME" || name == "SLURM_JOB_END_TIME" || name == "SLURM_JOB_SLUID":
@@ -80,6 +82,10 @@ func ofStepDaemon(facts *table) *table {
 	}
 	return out
 }
+
+// openForAMoment is that one descriptor was open beside those that exec closes: Slurm's own
+// step daemon has it while another thread opens a file. Those of our host are compared under noded.
+var openForAMoment = regexp.MustCompile(`closed by exec:\d+$`)
 
 // withoutSignal32 leaves a signal out of a mask that what make starts has ignored, and what a
 // cluster runs inherits.

@@ -83,6 +83,11 @@ func (s *stand) run(t *testing.T, cases map[string]failure) map[string]*outcome 
 			for name := range todo {
 				t.Run(name, func(t *testing.T) {
 					o := n.failure(t, cases[name])
+					for range 3 {
+						if raced(name, o) {
+							o = n.failure(t, cases[name])
+						}
+					}
 					mu.Lock()
 					defer mu.Unlock()
 					outcomes[name] = o
@@ -96,6 +101,19 @@ func (s *stand) run(t *testing.T, cases map[string]failure) map[string]*outcome 
 	close(todo)
 	wg.Wait()
 	return outcomes
+}
+
+// raced reports whether an outcome is one that a busy machine has now and then: task_post_fork
+// fails before the task has come to its own hook, or the client has ended before it was told
+// why.
+func raced(name string, o *outcome) bool {
+	switch {
+	case strings.HasPrefix(name, "task_post_fork=-1, required"):
+		return !slices.Contains(o.callbacks["R"], "task_init_privileged")
+	case name == "init_post_opt=-1 remote only, required, srun":
+		return !slices.ContainsFunc(o.says, func(line string) bool { return strings.Contains(line, "failed with rc=-1") })
+	}
+	return false
 }
 
 // failure runs one case, and waits until its job is over.
