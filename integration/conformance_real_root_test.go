@@ -84,7 +84,7 @@ func ofStepDaemon(facts *table) *table {
 }
 
 // openForAMoment is that one descriptor was open beside those that exec closes: Slurm's own
-// step daemon has it while another thread opens a file. Those of our host are compared under noded.
+// step daemon has it while another thread opens a file. The descriptors of our host are compared under noded.
 var openForAMoment = regexp.MustCompile(`closed by exec:\d+$`)
 
 // withoutSignal32 leaves a signal out of a mask that what make starts has ignored, and what a

@@ -104,7 +104,7 @@ func (s *stand) run(t *testing.T, cases map[string]failure) map[string]*outcome 
 }
 
 // raced reports whether an outcome is one that a busy machine has now and then: task_post_fork
-// fails before the task has come to its own hook, or the client has ended before it was told
+// fails before the task calls its own hook, or the client has ended before it was told
 // why.
 func raced(name string, o *outcome) bool {
 	switch {
