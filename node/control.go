@@ -31,7 +31,7 @@ func (n steps) Cancel(ctx context.Context, ref api.StepRef, reason string) error
 		n.endAlloc(j, reason)
 		return nil
 	}
-	return n.tell(ref, "cancel", func(f *follower) error { return f.cancel(ctx, reason) })
+	return n.tell(ref, verbCancel, func(f *follower) error { return f.cancel(ctx, reason) })
 }
 
 // Fail is Cancel, and makes FAILED of a step that has ended well: a required plugin has failed on
@@ -45,6 +45,13 @@ func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) error {
 	if api.CodeOf(err) != api.FailedPrecondition {
 		return err
 	}
+	if f := n.reg.follower(id); f != nil {
+		select { // between the step's end and its storing there is nothing to change yet
+		case <-f.stored:
+		case <-ctx.Done():
+			return api.ContextError(ctx.Err())
+		}
+	}
 	rec, err := n.store.Fail(id, reason)
 	if err == nil && rec != nil {
 		rec.StepdPID, rec.Usage = 0, nil // stepd has logged its own end
@@ -55,6 +62,9 @@ func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) error {
 	}
 	return nil
 }
+
+// verbCancel is what tell does for Cancel.
+const verbCancel = "cancel"
 
 // tell passes a request on to the running steps that ref names.
 func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) error) error {
@@ -69,8 +79,11 @@ func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) error) er
 			continue
 		}
 		if err := pass(f); err != nil {
-			if f.is(stepSettled, stepDropped) {
-				continue // it ended while it was asked
+			if f.is(stepSettled, stepDropped) { // it ended while it was asked, perhaps by that
+				if verb == verbCancel && f.record().State == step.Cancelled {
+					told++
+				}
+				continue
 			}
 			return api.Errorf(api.Unavailable, "cannot %s step %s: %v", verb, id, err)
 		}

@@ -69,6 +69,10 @@ type follower struct {
 	moved    chan struct{}
 	movedOff func() // closes moved
 
+	// stored is closed when the store has the final record, or has refused it.
+	stored   chan struct{}
+	storedIs func() // closes stored
+
 	// ended is closed when the record is final and nothing is left of the step.
 	ended chan struct{}
 }
@@ -130,8 +134,9 @@ const (
 
 // newFollower makes the follower of a step that is stepReserved, or was found: stepStarting.
 func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
-	met, moved := make(chan struct{}), make(chan struct{})
+	met, moved, stored := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	return &follower{
+		stored: stored, storedIs: sync.OnceFunc(func() { close(stored) }),
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
 		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}), caughtUp: make(chan struct{}),
@@ -153,9 +158,6 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 		f.known = rec.StepdPID == p.PID && rec.StepdStart == p.Start && rec.BootID == f.n.boot
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.PID, p.Start, f.n.boot
 	})
-	if f.job.Leads(f.id) { // it takes further steps now
-		f.n.reg.open(f.job)
-	}
 	f.n.work.Go(f.follow)
 	if orphaned {
 		f.n.work.Go(func() { f.link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
@@ -399,6 +401,7 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 	if err = state.LogOwed(err, f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)
 	}
+	f.storedIs()
 	f.n.spool.Forget(forgotten)
 	f.n.spool.KeepOutput(f.id, rec.UID, f.n.cfg.Site.ReplayBytes)
 	others, idle := f.n.reg.settle(f)

@@ -206,6 +206,11 @@ func (l *launching) startStepd(leaf *os.File, files []*os.File) error {
 		ours.Close()
 		return err
 	}
+	// The job takes further steps from here on, and not from a later moment: a batch script may
+	// ask for one before this goroutine runs again.
+	if f.job.Leads(f.id) {
+		n.reg.open(f.job)
+	}
 	proc, err := n.spawn(f.id, leaf, append([]*os.File{doc, theirs}, files...)...)
 	if err != nil {
 		ours.Close()

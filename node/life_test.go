@@ -295,6 +295,40 @@ func TestFailAfterTheEnd(t *testing.T) {
 	}
 }
 
+// TestFailBeforeStored: a client's report that comes between the step's end and its storing is
+// not lost.
+func TestFailBeforeStored(t *testing.T) {
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	rec := tn.until(id, step.Running)
+	f := tn.reg.follower(id)
+	f.mu.Lock()
+	f.moveLocked(stepSettled)
+	f.mu.Unlock()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id), Reason: "plugin", Failed: true})
+		failed <- err
+	}()
+	select {
+	case err := <-failed:
+		t.Errorf("answered before the end was stored: %v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	end := rec
+	end.State, end.ExitCode = step.Completed, new(0)
+	f.settle(&end) // it logs a move that was made above
+	if err := <-failed; err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(rec.StepdPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(id); rec.State != step.Failed || rec.Reason != `failed by uid 1000: "plugin"` {
+		t.Errorf("%s, %q", rec.State, rec.Reason)
+	}
+}
+
 // TestJobEndsWithItsStep: a step in a job shares its CPUs, and ends with the
 // step that the job was made for.
 func TestJobEndsWithItsStep(t *testing.T) {
