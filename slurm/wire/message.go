@@ -13,6 +13,7 @@ const (
 	TypeUpdateNode          Type = 3002
 	TypeStepComplete        Type = 5016
 	TypeCompleteBatchScript Type = 5018
+	TypeForwardData         Type = 5029
 	TypeLaunchResponse      Type = 6002
 	TypeTaskExit            Type = 6003
 	TypeReturnCode          Type = 8001
@@ -20,8 +21,8 @@ const (
 
 var typeNames = map[Type]string{
 	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeStepComplete: "REQUEST_STEP_COMPLETE",
-	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT",
-	TypeLaunchResponse:      "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
+	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT", TypeForwardData: "REQUEST_FORWARD_DATA",
+	TypeLaunchResponse: "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
 }
 
 // String is the message's name in Slurm's logs.
@@ -211,4 +212,22 @@ func (m *UpdateNode) pack(w *writer) {
 		w.str("") // topology_str
 	}
 	w.u32(NoVal) // weight
+}
+
+// ForwardData has a slurmd pass bytes on to a unix socket of its node: it connects as the sender
+// of the message, and writes the sender's uid and the length before them.
+type ForwardData struct {
+	// Address is the socket's path. slurmd replaces %n and %h in it, as in SlurmdSpoolDir.
+	Address string
+	Data    []byte
+}
+
+// Type implements Message.
+func (*ForwardData) Type() Type { return TypeForwardData }
+
+func (m *ForwardData) pack(w *writer) {
+	w.str(m.Address)
+	w.u32(uint32(len(m.Data)))
+	w.u32(uint32(len(m.Data)))
+	w.b = append(w.b, m.Data...)
 }
