@@ -112,7 +112,7 @@ func startFaultSite(t *testing.T, programs string) *faultSite {
 	s := &faultSite{Cluster: c, programs: programs, space: space(t, c), wd: c.Path("work/alice")}
 	t.Cleanup(func() {
 		keep(t, c, "ours")
-		roots, err := c.CgroupRoots()
+		roots, err := c.CgroupRoots(cluster.Node)
 		if err := errors.Join(err, c.Stop()); err != nil {
 			t.Error(err)
 		}

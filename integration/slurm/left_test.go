@@ -27,22 +27,27 @@ func left(c *cluster.Cluster, space string, job int) error {
 // remains is an error of what a job has left on its node: processes, sockets, its script, its
 // cgroups.
 func remains(c *cluster.Cluster, space string, job int) error {
+	return remainsOn(c, cluster.Node, space, job)
+}
+
+// remainsOn is the same of a node of several, whose space is nodeSpace.
+func remainsOn(c *cluster.Cluster, node, space string, job int) error {
 	var what []string
 	for _, p := range processes(space, job) {
 		if !strings.HasPrefix(p.title, "srun ") && !strings.HasPrefix(p.title, "sbatch ") {
 			what = append(what, fmt.Sprintf("process %d %q", p.pid, p.title))
 		}
 	}
-	spool, err := os.ReadDir(c.Path("spool"))
+	spool, err := os.ReadDir(c.Spool(node))
 	if err != nil {
 		return err
 	}
 	for _, f := range spool {
-		if strings.HasPrefix(f.Name(), fmt.Sprintf("%s_%d.", cluster.Node, job)) || f.Name() == fmt.Sprintf("job%05d", job) {
+		if strings.HasPrefix(f.Name(), fmt.Sprintf("%s_%d.", node, job)) || f.Name() == fmt.Sprintf("job%05d", job) {
 			what = append(what, "file "+f.Name())
 		}
 	}
-	roots, err := c.CgroupRoots()
+	roots, err := c.CgroupRoots(node)
 	if err != nil {
 		return err
 	}

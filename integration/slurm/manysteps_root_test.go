@@ -61,7 +61,7 @@ func stock(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	spool, err := os.ReadDir(c.Path("spool"))
 	must(t, err)
-	roots, err := c.CgroupRoots()
+	roots, err := c.CgroupRoots(cluster.Node)
 	must(t, err)
 	jobs := 0
 	for _, root := range roots {

@@ -31,6 +31,16 @@ func space(t testing.TB, c *cluster.Cluster) string {
 	return strings.TrimSpace(string(out))
 }
 
+// nodeSpace is the namespace of a node's processes at a site of several: of its network.
+func nodeSpace(t testing.TB, c *cluster.Cluster, node string) string {
+	t.Helper()
+	out, err := c.On(t.Context(), node, "root", "readlink", "/proc/self/ns/net").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
 // processes lists the job's processes in the namespace: its daemons by their titles,
 // its tasks by their environment. A process that has ended, and is not waited for yet, is none.
 func processes(space string, job int) []process {
@@ -43,8 +53,9 @@ func processes(space string, job int) []process {
 // search lists the processes in the namespace that match.
 func search(space string, match func(title string, env []byte) bool) (found []process) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	kind, _, _ := strings.Cut(space, ":")
 	for _, dir := range dirs {
-		if ns, err := os.Readlink(dir + "/ns/pid"); err != nil || ns != space {
+		if ns, err := os.Readlink(dir + "/ns/" + kind); err != nil || ns != space {
 			continue
 		}
 		args, err1 := os.ReadFile(dir + "/cmdline")

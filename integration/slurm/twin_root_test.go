@@ -171,7 +171,7 @@ func keep(t testing.TB, c *cluster.Cluster, name string) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Error(err)
 	}
-	for _, name := range []string{"slurmctld.log", "slurmd.log"} {
+	for _, name := range append(c.SlurmdLogs(), "slurmctld.log") {
 		text, err := os.ReadFile(c.Path(name))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), text, 0o644)

@@ -11,19 +11,20 @@ import (
 	"strings"
 )
 
-// CgroupRoots are the cgroups below which the step daemons under test make theirs, of the tracker
+// CgroupRoots are the cgroups below which a node's step daemons under test make theirs, of the tracker
 // and of each v1 controller. The spool has their parents, and its path their name. The error
 // wraps fs.ErrNotExist where no step has run yet.
-func (c *Cluster) CgroupRoots() ([]string, error) {
-	text, err := os.ReadFile(c.Path("spool/stepd/cgroup"))
+func (c *Cluster) CgroupRoots(node string) ([]string, error) {
+	spool := c.Spool(node)
+	text, err := os.ReadFile(filepath.Join(spool, "stepd/cgroup"))
 	if err != nil {
 		return nil, err
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) < 3 {
-		return nil, fmt.Errorf("cannot read spool/stepd/cgroup: %q", text)
+		return nil, fmt.Errorf("cannot read %q: %q", spool+"/stepd/cgroup", text)
 	}
-	name := c.cgroupName()
+	name := cgroupName(spool)
 	roots := []string{filepath.Join(lines[2], name)}
 	for _, l := range lines[3:] {
 		_, dir, _ := strings.Cut(l, " ")
@@ -33,8 +34,8 @@ func (c *Cluster) CgroupRoots() ([]string, error) {
 }
 
 // cgroupName is the name of each of them.
-func (c *Cluster) cgroupName() string {
-	sum := sha256.Sum256([]byte(c.Path("spool")))
+func cgroupName(spool string) string {
+	sum := sha256.Sum256([]byte(spool))
 	return fmt.Sprintf("stepd-%x", sum[:4])
 }
 
@@ -46,12 +47,15 @@ func (c *Cluster) removeCgroups() error {
 		c.leaf.Close()
 		return removeTree(c.cgroups)
 	}
-	name := c.cgroupName()
+	var names []string
+	for _, node := range slices.Concat([]string{Node}, c.Nodes(), c.site.Others) {
+		names = append(names, cgroupName(c.Spool(node)))
+	}
 	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // another's, meanwhile
 			return nil
-		case err != nil || !d.IsDir() || d.Name() != name:
+		case err != nil || !d.IsDir() || !slices.Contains(names, d.Name()):
 			return err
 		}
 		if err := removeTree(path); err != nil {

@@ -48,6 +48,10 @@ type Site struct {
 	// Others are nodes beside Node, with the addresses 10.77.0.2 and on: slurmds that differ in
 	// their host's name. Conf describes them and Node, and where %n is in each one's paths.
 	Others []string
+	// Nodes, where it is not 0, is the number of nodes, n1 and on, each a machine of its own to
+	// Slurm: with a link, a name, /tmp, /run and /dev/shm. The users' folders are one on all of them. Slurmctld and the Site's users are on the host
+	// Login then, and no node.
+	Nodes int
 	// OwnCgroups gives the cluster a tree of cgroups of its own, which its processes see as the
 	// whole machine's. The machine has cgroup v2 alone.
 	OwnCgroups bool
@@ -86,7 +90,7 @@ func Start(ctx context.Context, site Site) (*Cluster, error) {
 		os.RemoveAll(dir)
 		return nil, err
 	}
-	for _, start := range []func(context.Context) error{c.StartMunged, c.startAccounting, c.StartSlurmctld, c.StartSlurmd} {
+	for _, start := range []func(context.Context) error{c.startNodes, c.StartMunged, c.startAccounting, c.StartSlurmctld, c.StartSlurmd} {
 		if err := start(ctx); err != nil {
 			err = fmt.Errorf("%w\n%s", err, c.logs())
 			return nil, errors.Join(err, c.Stop())
@@ -97,7 +101,7 @@ func Start(ctx context.Context, site Site) (*Cluster, error) {
 
 // startInit starts process 1 in its namespaces, and waits until its tree stands.
 func (c *Cluster) startInit(root string) error {
-	line := []string{"sh", "-c", initScript, "init", root, c.Dir, c.site.Programs}
+	line := []string{"sh", "-c", initScript, "init", root, c.Dir, c.site.host(), c.site.Programs}
 	if c.site.OwnCgroups {
 		// The namespace begins where the process is that makes it (cgroup_namespaces(7)).
 		c.cgroups = filepath.Join("/sys/fs/cgroup", filepath.Base(c.Dir))
@@ -179,7 +183,11 @@ func (c *Cluster) Command(ctx context.Context, user, name string, args ...string
 
 // do runs a program as root. Its error has what the program said.
 func (c *Cluster) do(ctx context.Context, name string, args ...string) error {
-	cmd := c.Command(ctx, "root", name, args...)
+	return c.run(c.Command(ctx, "root", name, args...))
+}
+
+// run runs a program. Its error has what the program said.
+func (c *Cluster) run(cmd *exec.Cmd) error {
 	// A file, no pipe: a daemon that a command starts may keep it open.
 	said, err := os.CreateTemp(c.Dir, "said")
 	if err != nil {
@@ -190,15 +198,28 @@ func (c *Cluster) do(ctx context.Context, name string, args ...string) error {
 	cmd.Stdout, cmd.Stderr = said, said
 	if err := cmd.Run(); err != nil {
 		text, _ := os.ReadFile(said.Name())
-		return fmt.Errorf("cannot run %s: %w: %s", strings.Join(cmd.Args[len(cmd.Args)-len(args)-1:], " "), err, strings.TrimSpace(string(text)))
+		_, line, _ := strings.Cut(strings.Join(cmd.Args, " "), " --chdir="+c.Dir+" ")
+		return fmt.Errorf("cannot run %s: %w: %s", line, err, strings.TrimSpace(string(text)))
 	}
 	return nil
+}
+
+// SlurmdLogs are the names of the slurmds' logs, where the step daemons' lines are as well.
+func (c *Cluster) SlurmdLogs() []string {
+	if c.site.Nodes == 0 {
+		return []string{"slurmd.log"}
+	}
+	var names []string
+	for _, node := range c.Nodes() {
+		names = append(names, "slurmd."+node+".log")
+	}
+	return names
 }
 
 // logs returns the end of each daemon's log.
 func (c *Cluster) logs() string {
 	var all strings.Builder
-	for _, name := range []string{"munged.log", "slurmdbd.log", "slurmctld.log", "slurmd.log"} {
+	for _, name := range append([]string{"munged.log", "slurmdbd.log", "slurmctld.log"}, c.SlurmdLogs()...) {
 		data, err := os.ReadFile(c.Path(name))
 		if err == nil {
 			fmt.Fprintf(&all, "%s: %s\n", name, data[max(0, len(data)-2000):])

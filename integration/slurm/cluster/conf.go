@@ -26,7 +26,7 @@ const firstUID = 7001
 // slurmConf is what every cluster has; a Site adds lines. The node takes more jobs than
 // any test runs at once, whatever the machine has.
 const slurmConf = `ClusterName=private
-SlurmctldHost=%[1]s(10.77.0.1)
+SlurmctldHost=%[4]s(10.77.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -66,8 +66,17 @@ func (c *Cluster) write(site Site, root string) error {
 			return err
 		}
 	}
-	conf := fmt.Appendf(nil, slurmConf, Node, c.Dir, FirstJob)
-	for _, line := range defaults {
+	nodes := Node
+	if site.Nodes > 0 {
+		nodes = fmt.Sprintf("n[1-%d]", site.Nodes)
+	}
+	conf := fmt.Appendf(nil, slurmConf, nodes, c.Dir, FirstJob, site.host())
+	lines := defaults
+	if site.Nodes > 0 {
+		conf = fmt.Appendf(conf, nodesConf, c.Dir)
+		lines = append(lines[:len(lines)-1:len(lines)-1], fmt.Sprintf("NodeName=%s NodeAddr=10.77.0.[%d-%d] CPUs=64 State=UNKNOWN", nodes, firstNode, firstNode+site.Nodes-1))
+	}
+	for _, line := range lines {
 		key, _, _ := bytes.Cut([]byte(line), []byte("="))
 		if !bytes.HasPrefix([]byte(site.Conf), append(key, '=')) && !bytes.Contains([]byte(site.Conf), append(append([]byte("\n"), key...), '=')) {
 			conf = append(append(conf, line...), '\n')
@@ -154,5 +163,9 @@ func (c *Cluster) writeEtc(site Site, root string) error {
 			return err
 		}
 	}
-	return os.WriteFile(c.Path("etc/hosts"), fmt.Appendf(nil, "127.0.0.1 localhost\n10.77.0.1 %s\n", Node), 0o644)
+	hosts := fmt.Appendf(nil, "127.0.0.1 localhost\n10.77.0.1 %s\n", site.host())
+	for i, node := range c.Nodes() {
+		hosts = fmt.Appendf(hosts, "10.77.0.%d %s\n", firstNode+i, node)
+	}
+	return os.WriteFile(c.Path("etc/hosts"), hosts, 0o644)
 }

@@ -53,6 +53,14 @@ func (c *Cluster) StartSlurmd(ctx context.Context) error {
 
 // StartSlurmdWith starts slurmd with another step daemon; an empty path names Slurm's own.
 func (c *Cluster) StartSlurmdWith(ctx context.Context, stepDaemon string) error {
+	for _, node := range c.Nodes() {
+		if err := c.startNodeSlurmd(ctx, node, stepDaemon); err != nil {
+			return err
+		}
+	}
+	if c.site.Nodes > 0 {
+		return eventually(ctx, startTime, func() error { return c.takesJobs(ctx) })
+	}
 	args := []string{"-f", c.Path("slurm.conf")}
 	if stepDaemon != "" {
 		args = append(args, "-d", stepDaemon)
@@ -70,21 +78,29 @@ func (c *Cluster) StartSlurmdWith(ctx context.Context, stepDaemon string) error 
 			return err
 		}
 	}
-	return eventually(ctx, startTime, func() error {
-		out, err := c.Command(ctx, "root", "sinfo", "-h", "-o", "%T").Output()
-		if err != nil {
-			return err
-		}
-		for _, state := range strings.Fields(string(out)) {
-			if state != "idle" && state != "mixed" && state != "allocated" {
-				return fmt.Errorf("a node is %q", state)
-			}
-		}
-		return nil
-	})
+	return eventually(ctx, startTime, func() error { return c.takesJobs(ctx) })
 }
 
-// End sends a daemon (munged, slurmctld, slurmd) a signal, and waits until it has ended.
+// takesJobs is an error while a node takes no jobs: of these, or of all.
+func (c *Cluster) takesJobs(ctx context.Context, nodes ...string) error {
+	args := []string{"-h", "-N", "-o", "%N %T"}
+	if len(nodes) > 0 {
+		args = append(args, "-n", strings.Join(nodes, ","))
+	}
+	out, err := c.Command(ctx, "root", "sinfo", args...).Output()
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(out)) {
+		node, state, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if state != "idle" && state != "mixed" && state != "allocated" {
+			return fmt.Errorf("node %s is %q", node, state)
+		}
+	}
+	return nil
+}
+
+// End sends a daemon (munged, slurmctld, slurmd; slurmd.n1 where the Site has Nodes) a signal, and waits until it has ended.
 func (c *Cluster) End(ctx context.Context, daemon string, signal syscall.Signal) error {
 	text, err := os.ReadFile(c.Path(daemon + ".pid"))
 	if err != nil {

@@ -1,9 +1,9 @@
-# Process 1 of a cluster's namespaces: init.sh ROOT DIR PROGRAMS [own]. It builds the tree that
+# Process 1 of a cluster's namespaces: init.sh ROOT DIR HOST PROGRAMS [own]. It builds the tree that
 # the cluster's processes see, with DIR and PROGRAMS (may be empty) in it, reports on
 # stdout that it is complete, and takes in orphans until stdin ends. The address is none of
 # loopback's: with these alone getaddrinfo(3) finds no host.
 set -e
-root=$1 dir=$2 programs=$3 cgroups=${4:-}
+root=$1 dir=$2 host=$3 programs=$4 cgroups=${5:-}
 mount --make-rprivate /
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
@@ -29,7 +29,7 @@ if [ -n "$programs" ]; then
 	mount --bind "$programs" "$root/usr/libexec/stepd"
 fi
 mount -o remount,bind,ro "$root"
-hostname n1
+hostname "$host"
 mkdir "$root/run/old"
 cd "$root"
 pivot_root . run/old # a process that joins a job's mount namespace would leave a chroot

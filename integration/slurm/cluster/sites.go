@@ -26,6 +26,7 @@ var Sites = map[string]Site{
 		Files: map[string]string{"sshd": sshd, "ssh": ssh},
 	},
 	"pam":     {Conf: "UsePAM=1\nPrologFlags=Contain\n", Files: map[string]string{"pam": pam, "pam_log": pamLog, "limits.conf": pamLimits}},
+	"nodes":   {Nodes: 3, Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
 	"contain": {Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n"},
 	// Slurm gives each component of a heterogeneous job nodes of its own.
 	"het": {

@@ -7,11 +7,13 @@
 //	go run ./integration/slurm/run -site affinity 'srun --cpu-bind=v true'     configured as the checks of that site
 //
 // The command runs as a user alice in a folder of its own; $DIR has the daemons' logs, which
-// -log prints afterwards.
+// -log prints afterwards. At a site of several nodes it runs on none
+// of them; with -root, `$DIR/on NODE COMMAND...` is a command there.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -74,12 +76,14 @@ func run() (int, error) {
 	cmd := c.Command(ctx, user, "sh", "-c", strings.Join(flag.Args(), " "))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	_ = cmd.Run() // its exit code is ours
-	if *logs {
-		text, err := os.ReadFile(c.Path("slurmd.log"))
-		fmt.Fprintf(os.Stderr, "%s", text)
-		if err != nil {
-			return 0, err
+	var errs error
+	for _, name := range c.SlurmdLogs() {
+		if !*logs {
+			break
 		}
+		text, err := os.ReadFile(c.Path(name))
+		fmt.Fprintf(os.Stderr, "%s", text)
+		errs = errors.Join(errs, err)
 	}
-	return cmd.ProcessState.ExitCode(), c.Stop()
+	return cmd.ProcessState.ExitCode(), errors.Join(errs, c.Stop())
 }
