@@ -35,9 +35,9 @@ type attachOptions struct {
 func AttachCommand(d *Dialer) *cobra.Command {
 	o := &attachOptions{}
 	c := &cobra.Command{
-		Use: "attach [options] JOB.STEP", Short: "see the output of a running step, or take up its terminal", Args: cobra.ExactArgs(1),
+		Use: "attach [options] JOB[.STEP]", Short: "see the output of a running step, or take up its terminal", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			id, err := step.ParseID(args[0])
+			id, err := d.oneStep(args[0])
 			if err != nil {
 				return err
 			}

@@ -36,6 +36,7 @@ func AllocCommand(d *Dialer) *cobra.Command {
 			if err := options.FromEnv(c.Flags(), options.Allocation); err != nil {
 				return err
 			}
+			o.TellUnused()
 			code, err := alloc(d.Client(), o, d, argv)
 			return terminal.Exit(code, err)
 		},
@@ -247,6 +248,7 @@ func BatchCommand(d *Dialer) *cobra.Command {
 			if o.Lines, err = options.FromScript(c, d.Plugins, argv[0], script); err != nil {
 				return err
 			}
+			o.TellUnused()
 			code, err := batch(client, o, d.Plugins, script, argv)
 			err = o.Lines.Locate(err)
 			return terminal.Exit(code, err)

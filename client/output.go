@@ -29,9 +29,9 @@ import (
 func OutputCommand(d *Dialer) *cobra.Command {
 	var o outputOptions
 	c := &cobra.Command{
-		Use: "output [-l] JOB.STEP", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
+		Use: "output [-l] JOB[.STEP]", Short: "print what is kept of a step's output", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			id, err := step.ParseID(args[0])
+			id, err := d.oneStep(args[0])
 			if err != nil {
 				return err
 			}

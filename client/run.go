@@ -50,6 +50,7 @@ func RunCommand(d *Dialer) *cobra.Command {
 				return errors.New("run: no command was given")
 			}
 			o.Programs.WarnUseless(c)
+			o.TellUnused()
 			if o.Interactive && o.Name == "" {
 				o.Name = "interactive"
 			}

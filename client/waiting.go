@@ -183,6 +183,39 @@ func (d *Dialer) record(id step.ID) (*step.Record, error) {
 	return recs[0], nil
 }
 
+// OneStep is the step that a verb about one step means by name: JOB.STEP, or JOB where the job has
+// one step. of are a job's steps.
+func OneStep(name string, of func(api.StepRef) ([]*step.Record, error)) (step.ID, error) {
+	ref, err := ParseRef(name)
+	if err != nil {
+		return step.ID{}, err
+	}
+	if ref.StepID != nil {
+		return step.ID{Job: ref.JobID, Step: *ref.StepID}, nil
+	}
+	recs, err := of(ref)
+	switch {
+	case err != nil:
+		return step.ID{}, err
+	case len(recs) == 0:
+		return step.ID{}, fmt.Errorf("job %d has no step yet", ref.JobID)
+	case len(recs) > 1:
+		names := make([]string, len(recs))
+		for i, rec := range recs {
+			names[i] = rec.ID.Name()
+		}
+		return step.ID{}, fmt.Errorf("job %d has %d steps: name one of %s", ref.JobID, len(recs), printable.Line(strings.Join(names, ", "), 200))
+	}
+	return recs[0].ID, nil
+}
+
+// oneStep is OneStep by noded's records.
+func (d *Dialer) oneStep(name string) (step.ID, error) {
+	return OneStep(name, func(ref api.StepRef) ([]*step.Record, error) {
+		return Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
+	})
+}
+
 // Ask is Call for a question that has an answer.
 func Ask[R any](d *Dialer, f func(context.Context, *api.Client) (R, error)) (reply R, err error) {
 	err = d.Call(func(ctx context.Context, client *api.Client) error {

@@ -283,8 +283,8 @@ func CompleteRefs(d *client.Dialer, root *cobra.Command) {
 		jobs        bool
 	}{
 		{"show", true, false, true}, {"stat", true, false, true}, {"explain", true, false, true},
-		{"events", true, false, false}, {"timeline", true, false, false}, {"output", true, false, false},
-		{"attach", false, false, false}, {"signal", false, false, true}, {"cancel", false, true, true},
+		{"events", true, false, true}, {"timeline", true, false, true}, {"output", true, false, true}, {"ps", true, true, true},
+		{"attach", false, false, true}, {"signal", false, false, true}, {"cancel", false, true, true},
 		{"suspend", false, true, true}, {"resume", false, true, true}, {"top", false, true, true},
 	} {
 		c, _, err := root.Find([]string{v.name})

@@ -48,6 +48,7 @@ type Run struct {
 	Programs  Programs
 	Immediate Immediate
 
+	unused                unused
 	nodes                 Nodes
 	resources             Resources
 	chdir                 string
@@ -83,6 +84,7 @@ func (o *Run) BindJob(c *cobra.Command) {
 	o.Programs.bindJob(f)
 	o.Immediate.bind(f)
 	bindLeft(f)
+	o.unused.bind(f)
 }
 
 // bindOutput binds what run and batch have in common beyond that.

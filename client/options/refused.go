@@ -121,6 +121,9 @@ func UnknownVerb(root *cobra.Command, err error) error {
 	if now, ok := leftVerbs[word]; ok {
 		return errLeft{"stepctl " + word, now}
 	}
+	if verb, ok := slurmCommands[word]; ok {
+		return fmt.Errorf("%w: what %s does for Slurm does %s", err, word, verb)
+	}
 	var names []string
 	for _, c := range root.Commands() {
 		if c.IsAvailableCommand() {
@@ -131,6 +134,35 @@ func UnknownVerb(root *cobra.Command, err error) error {
 		return fmt.Errorf("%w: did you mean %q?", err, near)
 	}
 	return err
+}
+
+// slurmCommands are Slurm's commands, with the verbs that do the same here.
+var slurmCommands = map[string]string{
+	"sacct": "stepctl ps --all", "salloc": "stepctl alloc", "sattach": "stepctl attach", "sbatch": "stepctl batch",
+	"scancel": "stepctl cancel", "scontrol": "stepctl show, suspend, resume and node", "sinfo": "stepctl node status",
+	"squeue": "stepctl ps", "srun": "stepctl run", "sstat": "stepctl stat",
+}
+
+// NameArguments lets the verbs below root say which arguments they take where the command line has
+// too many or too few, by their line of usage. Other checks of arguments stay as they are.
+func NameArguments(root *cobra.Command) {
+	for _, c := range root.Commands() {
+		NameArguments(c)
+		if c.Args == nil || c.HasSubCommands() {
+			continue
+		}
+		check := c.Args
+		c.Args = func(c *cobra.Command, args []string) error {
+			if err := check(c, args); err == nil || len(c.ValidArgs) > 0 && len(args) == 1 {
+				return err
+			}
+			want := strings.TrimSuffix(c.CommandPath(), c.Name()) + c.Use
+			if len(args) == 0 {
+				return fmt.Errorf("an argument is missing: %s", want)
+			}
+			return fmt.Errorf("%q is one argument too many: %s", args[len(args)-1], want)
+		}
+	}
 }
 
 // notNumber is how pflag words that an option takes numbers.

@@ -22,6 +22,7 @@ import (
 type Resources struct {
 	mem, memPerCPU string
 	gres           string
+	gpus           string
 	oomKillStep    string
 }
 
@@ -30,6 +31,8 @@ func (o *Resources) bind(c *cobra.Command) {
 	f.StringVar(&o.mem, "mem", "", "memory: a number of MB, or with K, M, G or T; 0 is all of the node's or the job's")
 	f.StringVar(&o.memPerCPU, "mem-per-cpu", "", "memory for each CPU, as --mem")
 	f.StringVar(&o.gres, "gres", "", "generic resources: NAME[[:TYPE]:COUNT],... or none")
+	f.StringVarP(&o.gpus, "gpus", "G", "", "GPUs: [TYPE:]COUNT, as --gres=gpu:[TYPE:]COUNT")
+	f.StringVar(&o.gpus, "gpus-per-node", "", "the same as --gpus: there is one node")
 	f.StringVar(&o.oomKillStep, "oom-kill-step", "", "end the whole step when memory runs out in it: 0 or 1")
 	f.Lookup("oom-kill-step").NoOptDefVal = "1"
 }
@@ -86,10 +89,8 @@ func (o *Resources) set(kind Kind, r *step.Request) error {
 		}
 		*m.to = &mb
 	}
-	gres, from := input(kind, o.gres, "--gres", "GRES")
-	var err error
-	if r.Gres, err = srunopt.ParseGres(gres); err != nil {
-		return fmt.Errorf("%s: %w", from, err)
+	if err := o.setGres(kind, r); err != nil {
+		return err
 	}
 	kill, from := input(kind, o.oomKillStep, "--oom-kill-step", "OOM_KILL_STEP")
 	switch kill {
@@ -98,6 +99,22 @@ func (o *Resources) set(kind Kind, r *step.Request) error {
 		r.OOMKillStep = new(kill == "1")
 	default:
 		return fmt.Errorf("%s=%s: want 0 or 1", from, cmp.Or(kill, `""`))
+	}
+	return nil
+}
+
+// setGres puts generic resources into the request: GPUs are some of them.
+func (o *Resources) setGres(kind Kind, r *step.Request) (err error) {
+	gres, from := input(kind, o.gres, "--gres", "GRES")
+	switch {
+	case o.gpus == "":
+	case o.gres != "":
+		gres, from = gres+",gpu:"+o.gpus, "--gres and --gpus"
+	default:
+		gres, from = "gpu:"+o.gpus, "--gpus"
+	}
+	if r.Gres, err = srunopt.ParseGres(gres); err != nil {
+		return fmt.Errorf("%s: %w", from, err)
 	}
 	return nil
 }

@@ -34,7 +34,7 @@ func (l Lines) Locate(err error) error {
 }
 
 // FromScript applies the #SBATCH lines of the script name that the command line
-// does not overrule. An error names the line.
+// does not overrule. An error names the line; there is one for each wrong line.
 func FromScript(c *cobra.Command, p *plugins.Host, name string, script []byte) (Lines, error) {
 	lines, err := sbatchLines(name, script)
 	if err != nil || len(lines) == 0 {
@@ -44,22 +44,28 @@ func FromScript(c *cobra.Command, p *plugins.Host, name string, script []byte) (
 	new(Batch).Bind(of)
 	restore := p.ScriptFlags(c.Flags(), of.Flags())
 	given := make(Lines)
+	var wrong []error // all lines at once: a script is not mended one line a run
 	for _, l := range lines {
 		before := make(map[string]string)
 		for _, f := range setFlags(of) {
 			before[f.Name] = f.Value.String()
 		}
 		if err := of.ParseFlags(l.words); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", l.at, l.mark, FlagError(of.Flags(), err))
+			wrong = append(wrong, fmt.Errorf("%s: %s: %w", l.at, l.mark, FlagError(of.Flags(), err)))
+			continue
 		}
 		if left := of.Flags().Args(); len(left) > 0 {
-			return nil, fmt.Errorf("%s: %s: %q is no option", l.at, l.mark, left[0])
+			wrong = append(wrong, fmt.Errorf("%s: %s: %q is no option", l.at, l.mark, left[0]))
+			continue
 		}
 		for _, f := range setFlags(of) {
 			if was, ok := before[f.Name]; !ok || was != f.Value.String() {
 				given["--"+f.Name] = l.at
 			}
 		}
+	}
+	if len(wrong) > 0 {
+		return nil, errors.Join(wrong...)
 	}
 	if err := contradictions(of.Flags()); err != nil {
 		return nil, given.Locate(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"stepd/client/plugins"
+	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -79,6 +80,51 @@ func TestScriptOptions(t *testing.T) {
 		_, err := FromScript(c, p, "job.sh", []byte("#!/bin/sh\n#SBATCH "+bad+"\n"))
 		if err == nil || !strings.HasPrefix(err.Error(), "job.sh:2: #SBATCH: ") {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// All lines of a script that are wrong are reported, each with its place.
+func TestScriptWrongLines(t *testing.T) {
+	_, err := FromScript(batchVerb(), &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --no-such\n#SBATCH -p debug\n#SBATCH -n x\n#SBATCH -J name word\n"))
+	const want = `job.sh:2: #SBATCH: unknown flag: --no-such
+job.sh:4: #SBATCH: --ntasks=x: want a whole number
+job.sh:5: #SBATCH: "word" is no option`
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %q", err, want)
+	}
+}
+
+// What is for a queue has no effect, in a script and on the command line.
+func TestUnused(t *testing.T) {
+	o := &Batch{}
+	c := &cobra.Command{Use: "batch"}
+	o.Bind(c)
+	if err := c.ParseFlags([]string{"-p", "debug", "--exclusive", "script"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := FromScript(c, &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -A acct --qos=high\n#SBATCH --exclusive=user -p other\n#SBATCH --mail-type=END\n")); err != nil {
+		t.Fatal(err)
+	}
+	if want := (unused{"partition", "exclusive", "account", "qos", "mail-type"}); !slices.Equal(o.unused, want) {
+		t.Errorf("got %q, want %q", o.unused, want)
+	}
+}
+
+func TestGPUs(t *testing.T) {
+	for line, want := range map[string]string{
+		"--gpus=2": "gpu:2", "-G a100:1": "gpu:a100:1", "--gpus-per-node=3": "gpu:3", "--gres=nic --gpus=1": "nic,gpu:1",
+	} {
+		var o Run
+		c := &cobra.Command{Use: "run"}
+		o.Bind(c)
+		if err := c.ParseFlags(strings.Fields(line)); err != nil {
+			t.Fatal(err)
+		}
+		var r step.Request
+		wanted, err := srunopt.ParseGres(want)
+		if err := errors.Join(err, o.resources.setGres(StepOfJob, &r)); err != nil || !reflect.DeepEqual(r.Gres, wanted) {
+			t.Errorf("%s: %v, %v; want %v", line, r.Gres, err, wanted)
 		}
 	}
 }

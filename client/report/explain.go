@@ -86,15 +86,16 @@ func EventsCommand(d *client.Dialer) *cobra.Command {
 	var follow, asJSON bool
 	from := sources{d: d}
 	c := &cobra.Command{
-		Use: "events [options] JOB.STEP", Short: "print a step's event log, one JSON object a line", Args: cobra.ExactArgs(1),
+		Use: "events [options] JOB[.STEP]", Short: "print a step's event log, one JSON object a line", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			return eachEvent(&from, args[0], follow, func(line []byte) error {
+			_, err := eachEvent(&from, args[0], follow, func(line []byte) error {
 				if rest, ok := bytes.CutPrefix(line, []byte("{")); asJSON && ok {
 					line = append(fmt.Appendf(nil, `{"schema":%d,`, step.Schema), rest...)
 				}
 				_, err := fmt.Printf("%s\n", line)
 				return err
 			})
+			return err
 		},
 	}
 	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the step ends")
@@ -103,25 +104,24 @@ func EventsCommand(d *client.Dialer) *cobra.Command {
 	return c
 }
 
-// eachEvent hands every line of a step's log to f.
-func eachEvent(from *sources, name string, follow bool, f func([]byte) error) error {
-	id, err := step.ParseID(name)
-	if err != nil {
-		return err
-	}
+// eachEvent hands every line of the log of the step that name means to f.
+func eachEvent(from *sources, name string, follow bool, f func([]byte) error) (id step.ID, err error) {
 	s, err := from.choose()
 	if err != nil {
-		return err
+		return id, err
+	}
+	if id, err = client.OneStep(name, s.records); err != nil {
+		return id, err
 	}
 	for line, err := range s.lines(id, follow) {
 		if err != nil {
-			return err
+			return id, err
 		}
 		if err := f(line); err != nil {
-			return err
+			return id, err
 		}
 	}
-	return nil
+	return id, nil
 }
 
 // TimelineCommand is the verb timeline.
@@ -130,10 +130,10 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 	var svg string
 	from := sources{d: d}
 	c := &cobra.Command{
-		Use: "timeline [options] JOB.STEP", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
+		Use: "timeline [options] JOB[.STEP]", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			var b eventlog.TimelineBuilder
-			err := eachEvent(&from, args[0], false, func(line []byte) error {
+			id, err := eachEvent(&from, args[0], false, func(line []byte) error {
 				var e eventlog.Event
 				if err := json.Unmarshal(line, &e); err != nil {
 					return fmt.Errorf("cannot parse an event: %w", err)
@@ -144,19 +144,19 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t := b.Done(time.Now())
+			t, title := b.Done(time.Now()), "step "+id.Name()
 			switch {
 			case asJSON:
 				return client.PrintJSON("timeline", t)
 			case svg == "-":
-				_, err = io.WriteString(os.Stdout, t.SVG("step "+args[0]))
+				_, err = io.WriteString(os.Stdout, t.SVG(title))
 			case svg != "":
-				if err := os.WriteFile(svg, []byte(t.SVG("step "+args[0])), 0o666); err != nil {
+				if err := os.WriteFile(svg, []byte(t.SVG(title)), 0o666); err != nil {
 					return fmt.Errorf("cannot write the picture: %w", err)
 				}
 			default:
 				columns, _ := terminal.ScreenSize(os.Stdout)
-				_, err = io.WriteString(os.Stdout, t.Text("step "+args[0], cmp.Or(columns, 80), terminal.Colours(os.Stdout)))
+				_, err = io.WriteString(os.Stdout, t.Text(title, cmp.Or(columns, 80), terminal.Colours(os.Stdout)))
 			}
 			return err
 		},

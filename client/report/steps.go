@@ -32,11 +32,9 @@ import (
 func PSCommand(d *client.Dialer) *cobra.Command {
 	var all, asJSON bool
 	c := &cobra.Command{
-		Use: "ps", Short: "list the steps of this node", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			recs, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
-				return listed(noded.List(ctx, all))
-			})
+		Use: "ps [JOB[.STEP]...]", Short: "list the steps of this node, or these",
+		RunE: func(_ *cobra.Command, args []string) error {
+			recs, err := listing(d, args, all)
 			switch {
 			case err != nil:
 				return err
@@ -49,6 +47,29 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 	c.Flags().BoolVarP(&all, "all", "a", false, "ended steps as well")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return c
+}
+
+// listing are the steps that args name, running or ended, or all that run, and those that have
+// ended where all is true.
+func listing(d *client.Dialer, args []string, all bool) (recs []*step.Record, err error) {
+	if len(args) == 0 {
+		return client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
+			return listed(noded.List(ctx, all))
+		})
+	}
+	recs = []*step.Record{}
+	for _, a := range args {
+		ref, err := client.ParseRef(a)
+		if err != nil {
+			return nil, err
+		}
+		some, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
+		if err != nil {
+			return nil, err
+		}
+		recs = append(recs, some...)
+	}
+	return recs, nil
 }
 
 // listed are the records of a listing; none are an empty list.

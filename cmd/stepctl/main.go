@@ -34,7 +34,9 @@ func main() {
 	case errors.As(err, &code):
 		os.Exit(int(code))
 	default:
-		terminal.Say("error: %s", err)
+		for line := range strings.SplitSeq(err.Error(), "\n") { // a script may have several wrong lines
+			terminal.Say("error: %s", line)
+		}
 		os.Exit(1) // never 2, which is ENOENT of a task (design §7)
 	}
 }
@@ -92,6 +94,7 @@ func newRoot(d *client.Dialer) *cobra.Command {
 	root := bareRoot(d)
 	root.AddCommand(client.RunCommand(d), client.AllocCommand(d), client.BatchCommand(d), report.PSCommand(d), report.ShowCommand(d), report.SignalCommand(d), report.CancelCommand(d), report.AdoptCommand(d), report.SuspendCommand(d), report.ResumeCommand(d), report.StatCommand(d), report.ExplainCommand(d), client.AttachCommand(d), client.OutputCommand(d),
 		report.EventsCommand(d), report.TimelineCommand(d), top.TopCommand(d), report.NodeCommand(d), report.PluginsCommand(d), help.CompletionCommand(), help.ManCommand())
+	options.NameArguments(root)
 	help.CompleteRefs(d, root)
 	help.CompleteFlags(root)
 	return root

@@ -113,17 +113,43 @@ func TestUnknownOptions(t *testing.T) {
 		"run --kill-on-bad true": "unknown flag: --kill-on-bad: did you mean --kill-on-bad-exit?",
 		"run --multiprog f":      "unknown flag: --multiprog: did you mean --multi-prog?",
 		"top --iteration=2":      "unknown flag: --iteration: did you mean --iterations?",
-		"run --partition=x true": "unknown flag: --partition",
+		"run --partitio=x true":  "unknown flag: --partitio",
 		"run --nosuch true":      "unknown flag: --nosuch",
 		"run --x true":           "unknown flag: --x",
 		"run -y true":            "unknown shorthand flag: 'y' in -y",
 		"cancle 1":               `unknown command "cancle" for "stepctl": did you mean "cancel"?`,
 		"time 1.0":               `unknown command "time" for "stepctl": did you mean "timeline"?`,
 		"xyzzy":                  `unknown command "xyzzy" for "stepctl"`,
+		"squeue":                 `unknown command "squeue" for "stepctl": what squeue does for Slurm does stepctl ps`,
 		"ps --al":                "unknown flag: --al: did you mean --all?",
 		"run -n":                 "flag needs an argument: 'n' in -n",
 	} {
 		if err := parsed(t, line); err == nil || err.Error() != want {
+			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}
+
+// A verb with too few or too many arguments says which it takes.
+func TestArguments(t *testing.T) {
+	root := newRoot(&client.Dialer{})
+	for line, want := range map[string]string{
+		"show":           "an argument is missing: stepctl show JOB[.STEP]",
+		"show 1 2":       `"2" is one argument too many: stepctl show JOB[.STEP]`,
+		"cancel":         "an argument is missing: stepctl cancel JOB[.STEP]...",
+		"node status x":  `"x" is one argument too many: stepctl node status`,
+		"node drain":     "an argument is missing: stepctl node drain REASON",
+		"completion":     "an argument is missing: stepctl completion SHELL",
+		"completion ash": `invalid argument "ash" for "stepctl completion"`,
+		"explain 1":      "",
+		"ps 1 2.0":       "",
+	} {
+		c, args, err := root.Find(strings.Fields(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.ValidateArgs(args)
+		if want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
 			t.Errorf("%q: got %v, want %q", line, err, want)
 		}
 	}
