@@ -198,7 +198,7 @@ func (c *Cgroup) Signal(sig syscall.Signal) error {
 	return c.onTasks(func(tasks *group) error {
 		if sig == unix.SIGKILL {
 			c.killed.Store(true)
-			return tasks.strike()
+			return tasks.strikeEach()
 		}
 		return tasks.signal(sig)
 	})

@@ -110,7 +110,7 @@ func (g *group) killKeepingFrozen(ctx context.Context) error {
 		return g.killV1(ctx) // where the frozen do not die
 	}
 	if !g.has("cgroup.kill") {
-		return g.killFreezing(ctx, g.strike)
+		return g.killFreezing(ctx, g.strikeEach)
 	}
 	quick, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -128,12 +128,12 @@ func (g *group) killKeepingFrozen(ctx context.Context) error {
 	if err == nil || quick.Err() == nil {
 		return err
 	}
-	return g.killFreezing(ctx, g.strike)
+	return g.killFreezing(ctx, g.strikeEach)
 }
 
 // killFreezing does the same where one strike is not enough: it may miss
 // children (without cgroup.kill), and it does miss what is moved in after it,
-// without an event. So the group is frozen as well: SIGKILL ends a
+// without an event, and what strikeEach is for. So the group is frozen as well: SIGKILL ends a
 // frozen process all the same, and once nothing but newcomers is left, the
 // kernel says "frozen 1", which brings another strike.
 //
@@ -178,6 +178,17 @@ func (g *group) strike() error {
 		return g.signal(unix.SIGKILL)
 	}
 	return unlessGone(err)
+}
+
+// strikeEach is strike, and then SIGKILL by pidfd to each process that is still
+// listed. cgroup.kill signals the first thread of a process alone, and does
+// nothing (seen: 6.18) where that has ended by pthread_exit and others live on.
+// A strike by itself costs nothing for each process: it comes first.
+func (g *group) strikeEach() error {
+	if err := g.strike(); err != nil {
+		return err
+	}
+	return g.signal(unix.SIGKILL)
 }
 
 // freeze writes "1" or "0". Before Linux 5.2 there is no such file.
