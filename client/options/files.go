@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -105,41 +104,25 @@ func openPattern(opened map[string]*os.File, fd int, pattern string, spec *step.
 	return f, nil
 }
 
-// openAs opens a file as the step's user: root may start it for
-// another one, whose paths it must not follow as root.
+// openAs opens a file as the step's user: root may start it for another one, whose paths it must
+// not follow as root. A FIFO would keep us waiting for its other side: without one it is refused.
 func openAs(u *step.User, path string, flags int) (*os.File, error) {
-	open := func() (*os.File, error) { return openFile(path, flags) }
+	fd, err := -1, error(nil)
 	if os.Geteuid() != 0 || u.UID == 0 {
-		return open()
+		fd, err = linux.Uninterrupted(func() (int, error) {
+			return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o666)
+		})
+	} else {
+		err = linux.OnThread(func() error {
+			if err := (linux.User{UID: u.UID, GID: u.GID, Groups: u.Groups}).Become(); err != nil {
+				return err
+			}
+			fd, err = linux.OpenUserPath(path, flags, 0o666)
+			return err
+		})
 	}
-	type opened struct {
-		file *os.File
-		err  error
-	}
-	done := make(chan opened)
-	go func() {
-		// The identity is the thread's alone, which ends with this goroutine.
-		runtime.LockOSThread()
-		if err := linux.SetFSUser(u.UID, u.GID, u.Groups); err != nil {
-			done <- opened{nil, fmt.Errorf("cannot become uid %d for it: %w", u.UID, err)}
-			return
-		}
-		f, err := open()
-		done <- opened{f, err}
-	}()
-	o := <-done
-	return o.file, o.err
-}
-
-// openFile opens a file that is to block. A FIFO would keep us waiting for its other
-// side: without one it is refused.
-func openFile(path string, flags int) (*os.File, error) {
-	var fd int
-	fd, err := linux.Uninterrupted(func() (int, error) {
-		return unix.Open(path, flags|unix.O_CLOEXEC|unix.O_NOCTTY|unix.O_NONBLOCK, 0o666)
-	})
 	if err == nil {
-		err = unix.SetNonblock(fd, false)
+		err = unix.SetNonblock(fd, false) // the file is to block
 	}
 	if err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 
@@ -83,15 +82,12 @@ func (o Opener) Open(path string, appends bool) (f *os.File, err error) {
 
 // as calls do as the user.
 func (o Opener) as(do func() error) error {
-	done := make(chan error)
-	go func() {
-		err := o.become() // it ends with the thread
-		if err == nil {
-			err = do()
+	return linux.OnThread(func() error {
+		if err := o.become(); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	return <-done
+		return do()
+	})
 }
 
 // openFiles opens the labelled files of outputs, each path once.
@@ -106,9 +102,8 @@ func (s *Streams) openFiles() (files map[*output]*file, err error) {
 	return files, err
 }
 
-// become makes the calling thread, which ends with its goroutine, the user's.
+// become makes the calling thread the user's.
 func (o Opener) become() error {
-	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // the umask is the thread's own then
 		return fmt.Errorf("cannot open files with umask %04o: unshare: %w", o.Umask, err)
 	}
@@ -119,10 +114,7 @@ func (o Opener) become() error {
 	if os.Geteuid() != 0 {
 		return nil // a test
 	}
-	if err := linux.SetFSUser(o.User.UID, o.User.GID, o.User.Groups); err != nil {
-		return fmt.Errorf("cannot open files as uid %d: %w", o.User.UID, err)
-	}
-	return linux.DropCapabilities()
+	return linux.User{UID: o.User.UID, GID: o.User.GID, Groups: o.User.Groups}.Become()
 }
 
 func (s *Streams) openAll() (files map[*output]*file, err error) {
@@ -153,12 +145,11 @@ func (s *Streams) openAll() (files map[*output]*file, err error) {
 // openFile opens a file that never makes its writer wait: a FIFO's reader, or a terminal's, would
 // hold up all streams of the step.
 func openFile(path string, appends bool) (*os.File, error) {
-	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_APPEND | unix.O_NOCTTY | unix.O_NONBLOCK
+	flags := unix.O_WRONLY | unix.O_CREAT | unix.O_APPEND
 	if !appends {
 		flags |= unix.O_TRUNC
 	}
-	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Mode: 0o666, Resolve: unix.RESOLVE_NO_MAGICLINKS}
-	fd, err := linux.Uninterrupted(func() (int, error) { return unix.Openat2(unix.AT_FDCWD, path, &how) })
+	fd, err := linux.OpenUserPath(path, flags, 0o666)
 	if err != nil {
 		return nil, err
 	}

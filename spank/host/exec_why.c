@@ -141,6 +141,11 @@ bool why_open(const char *path, int error, char *why, size_t size)
 
 	if (error != ENOENT && error != EACCES && error != ENOTDIR && error != ELOOP)
 		return false;
+	if (stat(path, &st) == 0 && error == ELOOP)
+		return say(why, size,
+			   "\"%s\" leads through a link of /proc that stands for an open file or "
+			   "a process's folder, as /dev/stdout does: such links are not followed",
+			   path);
 	if (stat(path, &st) == 0)
 		return error == EACCES &&
 		       say(why, size,

@@ -268,6 +268,11 @@ bool user_become(struct host *h, const char **what);
 /* Has the host killed when stepd dies: a change of credentials ends that. */
 void user_rearm(void);
 bool user_groups_are(const gid_t *groups, size_t n);
+/* Opens a path that the user has named, as the effective user, close-on-exec: -1 and errno,
+ * ELOOP also of a link in /proc that stands for an open file or a process's folder. */
+int user_open(const char *path, int flags, mode_t mode);
+/* chdir to such a path. */
+bool user_enter(const char *dir);
 /* chdir to the job's directory as the effective user, else /tmp; false if it was /tmp. */
 void signals_default(void);
 bool user_chdir(const struct config *c, int *error);

@@ -12,8 +12,7 @@
  * the step waiting for its other side. -1 with errno. */
 static int open_path(const struct stream *s)
 {
-	int flags = (int)s->index | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
-	int fd = (int)RETRY(open(s->path, flags, 0666));
+	int fd = user_open(s->path, (int)s->index | O_NOCTTY | O_NONBLOCK, 0666);
 	int now = fd < 0 ? -1 : fcntl(fd, F_GETFL);
 
 	if (fd >= 0 && (now < 0 || fcntl(fd, F_SETFL, now & ~O_NONBLOCK) < 0)) {

@@ -114,7 +114,7 @@ static void become_user(struct host *h)
 		task_fail(h, STAGE_BECOME_USER, errno, what, 1);
 	/* A hook may have moved us. A failure was reported before. */
 	(void)user_chdir(&h->cfg, &error);
-	if (h->step.ranks[h->rank].cwd != NULL && chdir(h->step.ranks[h->rank].cwd) < 0)
+	if (h->step.ranks[h->rank].cwd != NULL && !user_enter(h->step.ranks[h->rank].cwd))
 		task_fail(h, STAGE_BECOME_USER, errno, h->step.ranks[h->rank].cwd, 1);
 }
 

@@ -2,8 +2,10 @@
 /* Changing who we are. Every step is checked after it was done: a call that
  * "cannot fail" has launched users' programs as root before (CVE-2019-19728). */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <linux/openat2.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +56,18 @@ bool user_groups_are(const gid_t *groups, size_t n)
 	return memcmp(have, want, n * sizeof(*have)) == 0;
 }
 
+/* No capability in effect, nor in reserve; the ambient ones are among these. */
+static bool no_capabilities(bool reserve)
+{
+	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2] = {{0}, {0}};
+
+	if (syscall(SYS_capget, &head, data) < 0)
+		return false;
+	return (data[0].effective | data[1].effective) == 0 &&
+	       (!reserve || (data[0].permitted | data[1].permitted) == 0);
+}
+
 /* A change of credentials clears the parent-death signal (prctl(2)). Should
  * stepd have died meanwhile, the control channel's end tells. */
 void user_rearm(void)
@@ -77,6 +91,8 @@ bool user_drop(struct host *h, struct outcome *out)
 	umask(c->umask);
 	if (seteuid(c->uid) < 0 || !uids_are(0, c->uid, 0))
 		return fail(out, errno, "cannot set effective uid %u", c->uid);
+	if (c->uid != 0 && !no_capabilities(false))
+		return fail(out, EPERM, "cannot give up root's capabilities");
 	user_rearm();
 	guard_remember_user(&host);
 	return true;
@@ -92,17 +108,6 @@ bool user_reclaim(struct outcome *out)
 	user_rearm();
 	guard_remember_user(&host);
 	return true;
-}
-
-/* No capability in effect or in reserve; the ambient ones are among them. */
-static bool no_capabilities(void)
-{
-	struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct data[2] = {{0}, {0}};
-
-	if (syscall(SYS_capget, &head, data) < 0)
-		return false;
-	return (data[0].effective | data[0].permitted | data[1].effective | data[1].permitted) == 0;
 }
 
 /* The user for good. Nothing may be exec'd after false; what and errno say why. */
@@ -127,7 +132,7 @@ bool user_become(struct host *h, const char **what)
 			return false;
 		errno = EPERM;
 		*what = "cannot give up capabilities";
-		if (!no_capabilities())
+		if (!no_capabilities(true))
 			return false;
 	}
 	*what = "cannot set no_new_privs";
@@ -137,9 +142,29 @@ bool user_become(struct host *h, const char **what)
 	return true;
 }
 
+/* Links in /proc that stand for what a process has open, or is in, lead a path to what it does
+ * not name: into another user's process, or to a pipe of the step's own. */
+int user_open(const char *path, int flags, mode_t mode)
+{
+	struct open_how how = {
+		.flags = (unsigned)(flags | O_CLOEXEC),
+		.mode = (flags & O_CREAT) != 0 ? mode : 0,
+		.resolve = RESOLVE_NO_MAGICLINKS,
+	};
+
+	return (int)RETRY(syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof(how)));
+}
+
+bool user_enter(const char *dir)
+{
+	_cleanup_close_ int fd = user_open(dir, O_PATH | O_DIRECTORY, 0);
+
+	return fd >= 0 && fchdir(fd) == 0;
+}
+
 bool user_chdir(const struct config *c, int *error)
 {
-	if (chdir(c->cwd) == 0)
+	if (user_enter(c->cwd))
 		return true;
 	*error = errno;
 	if (chdir("/tmp") < 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * leaderless ignores SIGTERM, and its first thread ends: the process lives on by
- * another one, as that of a program whose main() calls pthread_exit() does. That
+ * another one, as a program does whose main() calls pthread_exit(). That other
  * thread says "ready PID" when the first one has ended. /proc has such a process as
  * a zombie.
  */
