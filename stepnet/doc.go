@@ -2,8 +2,8 @@
 // their MPI plugins need: a tree of connections by node id, over which gatherings (Allgather)
 // and calls go. A Node is a launch.Peers.
 //
-// It does not make the connections: the caller knows which stepd is at the other end of
-// each, and that no other process reads or writes it. It knows neither tasks nor streams.
+// It does not make the connections: the caller knows which step daemon is at the other end
+// of each, and that no other process reads or writes it. It knows neither tasks nor streams.
 //
-// Begin with New; Finish and then Close end a Node. One hop is in link.go.
+// Begin with New and Attach; Finish and then Close end a Node. One hop is in link.go.
 package stepnet

@@ -111,7 +111,7 @@ func FuzzNode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		r := newRig(t, rigOptions{nodes: 3, late: []int{1}})
-		theirs := r.conns[1].Up
+		theirs := r.conns[1].up
 		go func() {
 			_, _ = theirs.Write(raw) // it is cut off at the first mistake
 			theirs.Close()

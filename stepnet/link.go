@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -244,7 +243,6 @@ const (
 // link is one hop, to the parent or to a child.
 type link struct {
 	peer     int // node id
-	conn     net.Conn
 	frameMax int
 	// handle takes over a frame, on the reader's goroutine. ended is called once when
 	// the link is gone, and why.
@@ -253,7 +251,10 @@ type link struct {
 	// room is for linkBytes: senders get theirs in the order in which they asked.
 	room *semaphore.Weighted
 
+	conn io.ReadWriteCloser // set once, before read and write run
+
 	mu      sync.Mutex
+	begun   bool            // guarded by mu: conn is set
 	queue   []queued        // guarded by mu
 	closing bool            // guarded by mu: nothing more is taken
 	err     error           // guarded by mu: why it is gone
@@ -272,13 +273,33 @@ type queued struct {
 	room int64
 }
 
-func newLink(peer int, conn net.Conn, frameMax int, handle func(*link, kind, []byte) error, ended func(*link, error)) *link {
+func newLink(peer, frameMax int, handle func(*link, kind, []byte) error, ended func(*link, error)) *link {
 	l := &link{
-		peer: peer, conn: conn, frameMax: frameMax, handle: handle, ended: ended,
+		peer: peer, frameMax: frameMax, handle: handle, ended: ended,
 		room: semaphore.NewWeighted(linkBytes), wake: make(chan struct{}, 1),
 	}
 	l.life, l.die = context.WithCancel(context.Background())
 	return l
+}
+
+// attach begins to send what waits. It returns false where the link is gone, or has a connection.
+func (l *link) attach(conn io.ReadWriteCloser) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.begun || l.closing || l.err != nil {
+		return false
+	}
+	l.conn, l.begun = conn, true
+	l.wg.Go(l.read)
+	l.wg.Go(l.write)
+	return true
+}
+
+// isUp reports whether there is another end that hears this one.
+func (l *link) isUp() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.begun && l.err == nil
 }
 
 func (l *link) isGone() bool { return l.life.Err() != nil }
@@ -415,17 +436,27 @@ func (l *link) fail(err error) {
 	l.err = err
 	l.queue = nil
 	l.die()
+	begun := l.begun
 	l.mu.Unlock()
-	l.conn.Close()
+	if begun {
+		l.conn.Close()
+	}
 	l.ended(l, err)
 }
 
-// shut ends the link when what is queued was sent.
+// shut ends the link when what is queued was sent; one without a connection at once.
 func (l *link) shut() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.closing = true
-	_ = l.conn.SetWriteDeadline(time.Now().Add(flushTime)) // without one Close ends it
+	begun := l.begun
+	l.mu.Unlock()
+	if !begun {
+		l.fail(errOver)
+		return
+	}
+	if c, ok := l.conn.(interface{ SetWriteDeadline(time.Time) error }); ok {
+		_ = c.SetWriteDeadline(time.Now().Add(flushTime)) // without one Close ends it
+	}
 	l.nudge()
 }
 
@@ -446,7 +477,7 @@ const (
 // beat looks at a link, beatsPerPing times within every. Time in which this process itself
 // could not run does not count against the other end: a beat is missed then, too.
 func (p *pulse) beat(l *link, every time.Duration) {
-	if l.isGone() {
+	if !l.isUp() {
 		return
 	}
 	sent := l.sent.Load()

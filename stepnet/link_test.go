@@ -3,7 +3,6 @@ package stepnet
 import (
 	"context"
 	"errors"
-	"net"
 	"testing"
 	"testing/synctest"
 )
@@ -11,9 +10,7 @@ import (
 // A sender waits for room in the order of asking, until its own context ends or the link does.
 func TestPushWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		conn, other := net.Pipe()
-		defer other.Close()
-		l := newLink(1, conn, linkBytes, nil, func(*link, error) {})
+		l := newLink(1, linkBytes, nil, func(*link, error) {})
 		type got struct {
 			who string
 			err error

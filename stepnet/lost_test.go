@@ -132,7 +132,7 @@ func TestFinishWaits(t *testing.T) {
 // What a neighbour may not say ends its link.
 func TestUnasked(t *testing.T) {
 	r := newRig(t, rigOptions{nodes: 2, late: []int{0}})
-	if _, err := r.conns[0].Down[1].Write(plainFrame(kindOver)); err != nil {
+	if _, err := r.conns[0].down[1].Write(plainFrame(kindOver)); err != nil {
 		t.Fatal(err)
 	}
 	within(t, r.losses[1].c, "the loss")
@@ -141,16 +141,64 @@ func TestUnasked(t *testing.T) {
 	}
 }
 
-// New names what is missing.
+// New refuses a node that the step does not have.
 func TestNewRefuses(t *testing.T) {
 	for want, c := range map[string]Config{
-		"no node 2":                 {Names: []string{"a", "b"}, Self: 2},
-		"no node -1":                {Names: []string{"a", "b"}, Self: -1},
-		`no connection to node "b"`: {Names: []string{"a", "b"}},
-		`no connection to node "a"`: {Names: []string{"a", "b"}, Self: 1},
+		"no node 2":  {Names: []string{"a", "b"}, Self: 2},
+		"no node -1": {Names: []string{"a", "b"}, Self: -1},
 	} {
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// What is said before there is a link waits for it, and a neighbour that never comes is lost.
+func TestAttach(t *testing.T) {
+	r := newRig(t, rigOptions{nodes: 4, limits: Limits{FanOut: 1}, late: []int{1, 2, 3}})
+	answered := make(chan error, 1)
+	go func() {
+		_, err := r.nodes[0].Call(t.Context(), 2, "pong", nil)
+		answered <- err
+	}()
+	r.start(2)
+	select {
+	case err := <-answered:
+		t.Fatalf("an answer without a way to node 2: %v", err)
+	default:
+	}
+	r.start(1)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	if conn, _ := net.Pipe(); conn != nil { // a second connection is refused
+		r.nodes[1].Attach(0, conn)
+		if _, err := conn.Write(nil); err == nil {
+			t.Error("a second connection was taken")
+		}
+	}
+	r.conns[3].up.Close() // node 3 does not come
+	r.nodes[2].Lose(3, "it has not come")
+	for i := range 3 {
+		within(t, r.losses[i].c, fmt.Sprint("the loss on node ", i))
+		if lost := r.losses[i].first; lost.Node != 3 {
+			t.Errorf("node %d has lost %v", i, lost)
+		}
+	}
+	r.nodes[2].Lose(3, "again")
+}
+
+// A node is closed whose links were never made.
+func TestCloseUnattached(t *testing.T) {
+	lost := &losses{c: make(chan struct{})}
+	n, err := New(Config{Names: []string{"a", "b", "c"}, Self: 0, Lost: lost.lost})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Close(t.Context())
+	conn, other := net.Pipe()
+	n.Attach(1, conn)
+	if _, err := other.Write([]byte{0}); err == nil {
+		t.Error("a closed node has taken a connection")
 	}
 }

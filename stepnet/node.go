@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"time"
 
@@ -51,7 +50,7 @@ var _ launch.Peers = (*Node)(nil)
 // errOver is the answer to what comes after the end.
 var errOver = errors.New("the step is over")
 
-// New joins the tree by the connections of cfg.
+// New makes a node whose links are still to be attached: what it sends before then waits.
 func New(cfg Config) (*Node, error) {
 	lim := cfg.Limits.withDefaults()
 	n := &Node{cfg: cfg, lim: lim, tree: tree{cfg.Self, len(cfg.Names), lim.FanOut}, down: make(map[int]*link)}
@@ -64,27 +63,68 @@ func New(cfg Config) (*Node, error) {
 	n.asked, n.answers, n.more = make(map[int]chan *call), make(map[string]Answer), make(chan struct{})
 	n.asking = make(chan struct{}, lim.Calls)
 	for _, c := range n.children() {
-		n.down[c] = n.link(c, cfg.Down[c], n.fromBelow)
+		n.down[c] = newLink(c, n.lim.frameMax(), n.fromBelow, n.linkEnded)
 	}
 	if !n.root() {
-		n.up = n.link(n.parent(), cfg.Up, n.fromAbove)
-	}
-	for _, l := range n.links() {
-		if l.conn == nil {
-			return nil, fmt.Errorf("cannot join the stepds of a step: there is no connection to node %q", cfg.Names[l.peer])
-		}
+		n.up = newLink(n.parent(), n.lim.frameMax(), n.fromAbove, n.linkEnded)
 	}
 	n.Handle(whoName, n.answerWho)
-	for _, l := range n.links() {
-		l.wg.Go(l.read)
-		l.wg.Go(l.write)
-	}
 	n.wg.Go(n.tick)
 	return n, nil
 }
 
-func (n *Node) link(peer int, conn net.Conn, handle func(*link, kind, []byte) error) *link {
-	return newLink(peer, conn, n.lim.frameMax(), handle, n.linkEnded)
+// Parent is the node id of this node's parent, -1 of node 0.
+func (n *Node) Parent() int {
+	if n.up == nil {
+		return -1
+	}
+	return n.up.peer
+}
+
+// Children are the node ids of this node's children.
+func (n *Node) Children() []int { return n.children() }
+
+// Attach joins this node to its parent, or to a child, by a connection, which the node takes
+// over: it is closed where the link is gone already, or has one.
+func (n *Node) Attach(peer int, conn io.ReadWriteCloser) {
+	if l := n.neighbour(peer); l == nil || !l.attach(conn) {
+		conn.Close()
+	}
+}
+
+// Unattached are the neighbours that are neither joined nor lost.
+func (n *Node) Unattached() (peers []int) {
+	for _, l := range n.links() {
+		if !l.isUp() && !l.isGone() {
+			peers = append(peers, l.peer)
+		}
+	}
+	return peers
+}
+
+// Over reports whether all nodes have said that they need no other any more.
+func (n *Node) Over() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.isOver
+}
+
+// Lose says that a neighbour is lost. Nothing happens where its part was over.
+func (n *Node) Lose(peer int, cause string) {
+	if l := n.neighbour(peer); l != nil {
+		l.fail(errors.New(cause))
+	}
+}
+
+// neighbour is the link to a node, nil of one that is neither parent nor child.
+func (n *Node) neighbour(peer int) *link {
+	if l := n.down[peer]; l != nil {
+		return l
+	}
+	if n.up != nil && n.up.peer == peer {
+		return n.up
+	}
+	return nil
 }
 
 // links are all of them.
@@ -174,18 +214,18 @@ func (n *Node) finished() {
 	close(n.over)
 }
 
-// Close leaves the tree. What was sent before is still delivered.
-func (n *Node) Close() {
+// Close leaves the tree. What was sent before is still delivered, unless ctx ends or
+// flushTime passes.
+func (n *Node) Close(ctx context.Context) {
 	for _, l := range n.links() {
 		l.shut()
 	}
-	t := time.NewTimer(flushTime)
-	defer t.Stop()
+	ctx, stop := context.WithTimeout(ctx, flushTime)
+	defer stop()
 	for _, l := range n.links() {
 		select {
 		case <-l.life.Done(): // the other end has read all and gone as well
-		case <-t.C:
-			t.Reset(0)
+		case <-ctx.Done():
 		}
 	}
 	n.cancel(errOver)
@@ -203,10 +243,6 @@ type Config struct {
 	// Names are the step's nodes by node id, and Self is this one's id.
 	Names []string
 	Self  int
-	// Up is the connection to the parent, nil of node 0; Down are those to the children by
-	// node id (Children). New takes them over.
-	Up   net.Conn
-	Down map[int]net.Conn
 	// Lost is called once when a node of the step is lost: then the tree does not hold any
 	// more. It must not wait, and may be nil.
 	Lost func(err *LostError)
@@ -247,6 +283,18 @@ func (l Limits) withDefaults() Limits {
 // frameMax bounds a frame's body: the largest that the limits allow, with what is
 // around it.
 func (l Limits) frameMax() int { return max(l.Message, l.Gather) + 64<<10 + 8*step.NodesMax }
+
+// Neighbours are the node ids of a node's parent and children, for a fan-out as in Limits.
+func Neighbours(self, nodes, fanOut int) (peers []int, err error) {
+	t := tree{self, nodes, Limits{FanOut: fanOut}.withDefaults().FanOut}
+	if self < 0 || self >= nodes {
+		return nil, fmt.Errorf("a step of %d nodes has no node %d", nodes, self)
+	}
+	if !t.root() {
+		peers = append(peers, t.parent())
+	}
+	return append(peers, t.children()...), nil
+}
 
 // tree is the shape: node i is the parent of i*fan+1 to i*fan+fan.
 type tree struct{ self, nodes, fan int }
@@ -310,8 +358,8 @@ func (e *LostError) Error() string {
 
 // linkEnded is called when a link is gone.
 func (n *Node) linkEnded(l *link, err error) {
-	if n.ctx.Err() != nil {
-		return
+	if n.ctx.Err() != nil || errors.Is(err, errOver) {
+		return // this node has left
 	}
 	n.mu.Lock()
 	fine := n.isOver
@@ -339,15 +387,15 @@ func (n *Node) lose(node int, cause string, from *link) {
 	}
 	n.lost = err
 	n.mu.Unlock()
+	if n.cfg.Lost != nil { // first: who waits may take its own failure for the cause
+		n.cfg.Lost(err)
+	}
 	n.gatherings.fail(err)
 	n.failCalls(err)
 	for _, l := range n.links() {
 		if l != from {
 			l.push(lostFrame(node, cause))
 		}
-	}
-	if n.cfg.Lost != nil {
-		n.cfg.Lost(err)
 	}
 }
 

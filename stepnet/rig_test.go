@@ -64,9 +64,15 @@ type rig struct {
 	t      testing.TB
 	limits Limits
 	names  []string
-	conns  []Config // Up and Down of each node
+	conns  []ends // of each node
 	nodes  []*Node
 	losses []*losses
+}
+
+// ends are a node's of its connections.
+type ends struct {
+	up   net.Conn
+	down map[int]net.Conn
 }
 
 // rigOptions choose what a rig has; limits' zero value is 16 branches.
@@ -80,7 +86,7 @@ type rigOptions struct {
 
 func newRig(t testing.TB, o rigOptions) *rig {
 	t.Helper()
-	r := &rig{t: t, limits: o.limits, nodes: make([]*Node, o.nodes), conns: make([]Config, o.nodes)}
+	r := &rig{t: t, limits: o.limits, nodes: make([]*Node, o.nodes), conns: make([]ends, o.nodes)}
 	if o.pair == nil {
 		o.pair = loopback
 	}
@@ -88,11 +94,11 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	for i := range o.nodes {
 		r.names = append(r.names, fmt.Sprint("n", i))
 		r.losses = append(r.losses, &losses{c: make(chan struct{})})
-		r.conns[i].Down = make(map[int]net.Conn)
+		r.conns[i].down = make(map[int]net.Conn)
 	}
 	for i := range o.nodes {
 		for _, c := range (tree{i, o.nodes, fan}).children() {
-			r.conns[i].Down[c], r.conns[c].Up = o.pair(t, i, c)
+			r.conns[i].down[c], r.conns[c].up = o.pair(t, i, c)
 		}
 	}
 	late := make(map[int]bool)
@@ -131,7 +137,7 @@ func piped(testing.TB, int, int) (parent, child net.Conn) { return net.Pipe() }
 func (r *rig) start(i int) {
 	r.t.Helper()
 	n, err := New(Config{
-		Names: r.names, Self: i, Up: r.conns[i].Up, Down: r.conns[i].Down, Lost: r.losses[i].lost, Limits: r.limits,
+		Names: r.names, Self: i, Lost: r.losses[i].lost, Limits: r.limits,
 		Log: func(text string) {
 			if testing.Verbose() {
 				fmt.Fprintf(os.Stderr, "%s: n%d: %s\n", r.t.Name(), i, text)
@@ -143,6 +149,12 @@ func (r *rig) start(i int) {
 	}
 	n.Handle("pong", func(_ context.Context, _ int, data []byte) ([]byte, error) { return data, nil })
 	r.nodes[i] = n
+	if up := r.conns[i].up; up != nil {
+		n.Attach(n.Parent(), up)
+	}
+	for c, conn := range r.conns[i].down {
+		n.Attach(c, conn)
+	}
 }
 
 // close ends what a test has left.
@@ -153,10 +165,10 @@ func (r *rig) close() {
 			wg.Go(func() { n.kill() })
 			continue
 		}
-		if up := r.conns[i].Up; up != nil {
+		if up := r.conns[i].up; up != nil {
 			up.Close()
 		}
-		for _, c := range r.conns[i].Down {
+		for _, c := range r.conns[i].down {
 			c.Close()
 		}
 	}
@@ -169,7 +181,7 @@ func (n *Node) kill() {
 	for _, l := range n.links() {
 		l.fail(errOver)
 	}
-	n.Close()
+	n.Close(context.Background())
 }
 
 // each runs f for all nodes at once.
@@ -199,7 +211,7 @@ func (r *rig) finish() {
 		if err := n.Finish(ctx); err != nil {
 			return err
 		}
-		n.Close()
+		n.Close(ctx)
 		return nil
 	})
 }
