@@ -57,6 +57,9 @@ type Stepd struct {
 	// PublishedNamesMax bounds the names that the MPI programs of a job have
 	// published; 0, the default, is noded's 1024.
 	PublishedNamesMax int
+	// PeerPorts are the first and the last of the ports at which slurmstepd listens for a step's
+	// other nodes; 0 and 0, the default, are any.
+	PeerPorts [2]uint16
 	// PMI2 bounds what ranks may ask by PMI-1 and PMI-2; zero fields are pmi2's
 	// defaults.
 	PMI2 step.PMI2Conf
@@ -82,9 +85,26 @@ func (s *Stepd) keys(dir string) keySet {
 		"spawnstepsmax":      count(&s.SpawnStepsMax, 1, 65533),
 		"publishednamesmax":  count(&s.PublishedNamesMax, 1, 1_000_000),
 		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),
+		"peerports":          parsed(&s.PeerPorts, portRange),
 	}
 	maps.Copy(keys, pmi2Keys(&s.PMI2))
 	return keys
+}
+
+// portRange takes "60001-60999".
+func portRange(v string) (ports [2]uint16, f *flaw) {
+	first, last, _ := strings.Cut(v, "-")
+	for i, text := range []string{first, cmp.Or(last, first)} {
+		n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
+		if err != nil || n == 0 {
+			return [2]uint16{}, wrong("write the first and the last port, such as 60001-60999", "not a range of ports")
+		}
+		ports[i] = uint16(n)
+	}
+	if ports[0] > ports[1] {
+		return [2]uint16{}, wrong("write the smaller one first", "%d is larger than %d", ports[0], ports[1])
+	}
+	return ports, nil
 }
 
 // listenAt takes "127.0.0.1:9817", or "unix".

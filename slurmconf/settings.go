@@ -24,16 +24,12 @@ func (s Setting) String() string {
 // any keys, in their order, and a key that is repeated each time. A line that is none is left
 // out. The error is os.ErrNotExist where the file is missing.
 func Settings(path string) ([]Setting, error) {
-	file, err := filepath.Abs(path)
+	lines, err := statements(path)
 	if err != nil {
-		return nil, fmt.Errorf("cannot read configuration %q: %w", path, err)
-	}
-	r := &reader{probs: new(problems), dir: filepath.Dir(file)}
-	if err := r.read(file); err != nil {
-		return nil, fmt.Errorf("cannot read configuration %q: %w", path, err)
+		return nil, err
 	}
 	var list []Setting
-	for _, s := range r.out {
+	for _, s := range lines {
 		for i, p := range s.pairs {
 			set := Setting{File: s.file, Line: s.line, Key: p.key, Value: p.value}
 			if i > 0 {
@@ -43,4 +39,17 @@ func Settings(path string) ([]Setting, error) {
 		}
 	}
 	return list, nil
+}
+
+// statements are the lines of a file and of the files that it includes.
+func statements(path string) ([]statement, error) {
+	file, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read configuration %q: %w", path, err)
+	}
+	r := &reader{probs: new(problems), dir: filepath.Dir(file)}
+	if err := r.read(file); err != nil {
+		return nil, fmt.Errorf("cannot read configuration %q: %w", path, err)
+	}
+	return r.out, nil
 }

@@ -44,6 +44,8 @@ type cause struct {
 	// ends: the processes end without being terminated. The kernel has killed them all, or
 	// Run is on its way to the end.
 	ends bool
+	// elsewhere: another node tells the users.
+	elsewhere bool
 	// kill: the processes get SIGKILL at once, and no SIGTERM before.
 	kill bool
 }
@@ -144,7 +146,30 @@ func (s *Step) mpiAbort(rank, code int, text string) {
 	if rank >= 0 {
 		c.rank, c.reason = &rank, fmt.Sprintf("task %d: MPI abort with code %d: %s", rank, code, text)
 	}
+	if s.end(c) && s.d.Aborted != nil {
+		s.d.Aborted(rank, code, text)
+	}
+}
+
+// AbortedElsewhere ends the step because MPI has ended it on another node, which has said so to
+// its users. It may be called from any goroutine.
+func (s *Step) AbortedElsewhere(rank, code int, text string) {
+	c := cause{kind: byAbort, code: max(1, code&0xff), reason: text, elsewhere: true}
+	if rank >= 0 {
+		c.rank = &rank
+	}
 	s.end(c)
+}
+
+// NodeLost ends the step because it has lost another node, where ranks of this one have begun to
+// use MPI: they would wait for that node. It may be called from any goroutine.
+func (s *Step) NodeLost(text string, say bool) {
+	for _, t := range s.Record().Tasks {
+		if t.MPI != nil {
+			s.end(cause{kind: byAbort, code: 1, reason: text, elsewhere: !say})
+			return
+		}
+	}
 }
 
 // endBadly is --kill-on-bad-exit: a task has failed.

@@ -79,6 +79,9 @@ func (m *messages) sayProblems(problems []string) {
 }
 
 func (m *messages) sayCancelled(c *cause) {
+	if c.elsewhere {
+		return
+	}
 	// What a rank has called by itself it has reported itself.
 	if c.kind == byAbort && c.rank == nil {
 		m.say(c.reason)

@@ -147,8 +147,11 @@ type Deps struct {
 	MPI     MPI // nil without one
 	// Peers is nil where the step has one node, and Job where its job has no services: both
 	// are the MPI plugin's.
-	Peers      launch.Peers
-	Job        launch.MPIServices
+	Peers launch.Peers
+	Job   launch.MPIServices
+	// Aborted is called once when MPI has ended the step on this node, before its tasks end. It
+	// must not wait, and may be nil.
+	Aborted    func(rank, code int, text string)
 	Spawned    Spawned // nil where the tasks cannot start steps
 	Output     Output
 	Plugins    []Plugin

@@ -297,7 +297,7 @@ func (t *teardown) endedAs(rec *step.Record, c *cause, tasks verdict) (v verdict
 	case byAbort:
 		// The task that has aborted decides the code (lifecycle, end).
 		v = verdict{state: step.Failed, code: c.code}
-		rec.Aborted = true
+		rec.Aborted = !c.elsewhere
 	case byTime:
 		v.state, v.code = step.Timeout, max(v.code, 1)
 	case byMemory:

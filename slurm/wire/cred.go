@@ -52,9 +52,12 @@ type Cred struct {
 	CPUs                []Repeated[uint16] // of each node, of the job
 	JobNodes, JobTasks  uint32
 	JobHosts            string
-	JobMemory           []Repeated[uint64] // MB of each node of the job, with the top bit as MEM_PER_CPU
-	StepMemory          []Repeated[uint64] // and of the step
-	SELinux             string
+	// NodeAddrs are where the slurmd of each node of the job is, where slurm.conf does not say it
+	// (nodes of a cloud); since 23.11.
+	NodeAddrs  []netip.AddrPort
+	JobMemory  []Repeated[uint64] // MB of each node of the job, with the top bit as MEM_PER_CPU
+	StepMemory []Repeated[uint64] // and of the step
+	SELinux    string
 	// Signature is the key of srun's streams.
 	Signature []byte
 }
@@ -100,7 +103,7 @@ func (r *reader) cred() *Cred {
 	c.JobGres, c.StepGres = r.gres("job_gres", false), r.gres("step_gres", true)
 	c.CoreSpec = r.u16("job_core_spec")
 	c.Account = r.str("account")
-	r.aliases()
+	c.NodeAddrs = r.aliases()
 	c.Comment, c.Constraints = r.str("comment"), r.str("constraints")
 	if r.since(V2302) {
 		c.End = r.time("end_time")
@@ -132,12 +135,13 @@ func (r *reader) cred() *Cred {
 	return c
 }
 
-// aliases skips the addresses of nodes that only the controller knows.
-func (r *reader) aliases() {
+// aliases reads the addresses of nodes that only the controller knows.
+func (r *reader) aliases() (addrs []netip.AddrPort) {
 	if r.since(V2311) {
-		array(r.count("job_node_addrs", 2), func() netip.AddrPort { return r.addr("job_node_addrs") })
+		addrs = array(r.count("job_node_addrs", 2), func() netip.AddrPort { return r.addr("job_node_addrs") })
 	}
 	r.str("alias_list")
+	return addrs
 }
 
 // partition reads the job's partition. 23.02 to 24.05 hide a switch plugin's data behind the

@@ -11,6 +11,7 @@ type Type uint16
 // The messages of a step daemon.
 const (
 	TypeUpdateNode          Type = 3002
+	TypeCancelStep          Type = 5005
 	TypeStepComplete        Type = 5016
 	TypeCompleteBatchScript Type = 5018
 	TypeForwardData         Type = 5029
@@ -20,7 +21,7 @@ const (
 )
 
 var typeNames = map[Type]string{
-	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeStepComplete: "REQUEST_STEP_COMPLETE",
+	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeCancelStep: "REQUEST_CANCEL_JOB_STEP", TypeStepComplete: "REQUEST_STEP_COMPLETE",
 	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT", TypeForwardData: "REQUEST_FORWARD_DATA",
 	TypeLaunchResponse: "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
 }
@@ -230,4 +231,21 @@ func (m *ForwardData) pack(w *writer) {
 	w.u32(uint32(len(m.Data)))
 	w.u32(uint32(len(m.Data)))
 	w.b = append(w.b, m.Data...)
+}
+
+// CancelStep has the tasks of a step on all of its nodes get a signal: to slurmctld.
+type CancelStep struct {
+	Step   StepID
+	Signal uint16
+}
+
+// Type implements Message.
+func (*CancelStep) Type() Type { return TypeCancelStep }
+
+func (m *CancelStep) pack(w *writer) {
+	w.stepID(m.Step)
+	w.str("") // the step's name as a text
+	w.str("") // of a federation
+	w.u16(m.Signal)
+	w.u16(0) // flags
 }

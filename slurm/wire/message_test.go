@@ -26,6 +26,7 @@ func messages() []Message {
 		&StepComplete{Step: step, First: 1, Last: 2, RC: 9, Usage: used},
 		&CompleteBatchScript{Step: step, RC: 0x0100, Fault: 0, UID: 1000, Node: "n1"},
 		&UpdateNode{Node: "n1", Reason: "Kill task failed"},
+		&CancelStep{Step: step, Signal: 9},
 		&ForwardData{Address: "/spool/sock", Data: []byte("data")},
 	}
 }

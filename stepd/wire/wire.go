@@ -24,7 +24,7 @@ import (
 	"stepd/task/oom"
 )
 
-// Neighbours are what the caller of Step serves the step with. All but Services are required.
+// Neighbours are what the caller of Step serves the step with. All but Services, Peers and Aborted are required.
 type Neighbours struct {
 	Audience task.Audience
 	Streams  task.Streams
@@ -34,6 +34,11 @@ type Neighbours struct {
 	// Services are what the job's steps share, and the steps that the tasks start. It is
 	// called once, of a step with an MPI plugin; nil is none.
 	Services func() (launch.MPIServices, task.Spawned)
+	// Peers joins the step to its other nodes. It is called once, of a step of several nodes with an
+	// MPI plugin, and its error ends the step's making; nil is none.
+	Peers func() (launch.Peers, error)
+	// Aborted is called once when MPI has ended the step on this node; nil does nothing.
+	Aborted func(rank, code int, text string)
 	// OnMain runs work on the program's main thread, and returns when that has begun: the
 	// host dies with the thread that starts it (prctl(2)).
 	OnMain func(func())
@@ -76,6 +81,12 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 		if n.Services != nil {
 			deps.Job, deps.Spawned = n.Services()
 		}
+		if spec.Layout != nil && n.Peers != nil {
+			if deps.Peers, err = n.Peers(); err != nil {
+				return nil, err
+			}
+		}
+		deps.Aborted = n.Aborted
 	}
 	st = task.New(plan, deps)
 	close(made)
