@@ -56,6 +56,8 @@ type daemon struct {
 	place  *place.Place
 	keeper *keeper.Keeper // nil where none could be started
 	peers  *peers
+	group  *group        // nil of a step without MPI over nodes
+	wired  chan struct{} // closed when st is set
 	aud    *audience
 	st     *task.Step
 	socket *socket.Server
@@ -80,7 +82,7 @@ type daemon struct {
 // newDaemon makes all that a step needs, and starts nothing of it. After an error nothing of
 // the step is left.
 func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
-	d := &daemon{stream: s, caller: caller}
+	d := &daemon{stream: s, caller: caller, wired: make(chan struct{})}
 	name := stepName(s)
 	setTitle("slurmstepd", "slurmstepd: ["+name+"]")
 	d.log, d.file = openLog(s.Conf.LogFile, name, s.Conf.Debug)
@@ -127,6 +129,7 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	}
 	defer func() {
 		if err != nil {
+			d.group.abandon(err)
 			err = errors.Join(err, d.remove())
 		}
 	}()
@@ -220,11 +223,12 @@ func (d *daemon) wire() (err error) {
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
 		Audience: d.aud, Streams: d.aud.streams, Output: output{streams: d.aud.srun},
 		OnMain:  func(f func()) { onMain <- f },
-		Plugins: plugins, Namespaces: d.joined,
+		Plugins: plugins, Namespaces: d.joined, Peers: func() (launch.Peers, error) { return newGroup(d) }, Aborted: func(rank, code int, text string) { d.group.aborted(rank, code, text) },
 	})
 	if err != nil {
 		return err
 	}
+	close(d.wired)
 	return d.listen()
 }
 
@@ -318,6 +322,7 @@ func (d *daemon) run() int {
 	d.mark(markComplete)
 	close(ended)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
+	d.group.leave(ctx)
 	<-swept
 	d.left.wait(report, d)
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
@@ -439,7 +444,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}
-	err = errors.Join(err, os.RemoveAll(bundleDir(spool, id)))
+	err = errors.Join(err, os.RemoveAll(bundleDir(spool, id)), os.RemoveAll(filepath.Join(place.Dir(spool), mailboxName(id))))
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"stepd/slurm/extern"
@@ -44,11 +43,8 @@ func (d *daemon) address(node string) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	where := node
-	set, err := slurmconf.Settings(d.conf.File)
-	for _, s := range set {
-		if at := addressOn(s, node); err == nil && at != "" {
-			where = at
-		}
+	if at, err := slurmconf.Addresses(d.conf.File, []string{node}); err == nil {
+		where = at[node].Host
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), addressPatience)
 	defer cancel()
@@ -57,21 +53,4 @@ func (d *daemon) address(node string) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	return found[0].Unmap(), true
-}
-
-// addressOn is the NodeAddr that a setting has for a node, "" where it has none: its list names
-// as many addresses as its line names nodes.
-func addressOn(s slurmconf.Setting, node string) string {
-	if !strings.EqualFold(s.Key, "NodeAddr") {
-		return ""
-	}
-	nodes, err := slurmconf.ExpandHosts(s.On)
-	if err != nil {
-		return ""
-	}
-	addrs, err := slurmconf.ExpandHosts(s.Value)
-	if at := slices.Index(nodes, node); err == nil && at >= 0 && at < len(addrs) {
-		return addrs[at]
-	}
-	return ""
 }

@@ -15,6 +15,7 @@ import (
 	"stepd/proctrack"
 	"stepd/slurm/keeper"
 	"stepd/slurm/munge"
+	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/spec"
 	"stepd/slurm/wire"
@@ -78,7 +79,7 @@ func (d *daemon) will() (*will, error) {
 		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
-		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path()},
+		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID))},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
 	}
 	if d.container != nil {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A client of Slurm's libpmi2: every rank puts a value, fences, and reads its right
- * neighbour's; then a node attribute goes from rank 0 to all. Prints "rank R of N ok". With
+ * neighbour's; then a node attribute goes to all of the node. Prints "rank R of N ok". With
  * an argument rank 1 aborts, and the others wait for it.
  */
 #include <slurm/pmi2.h>
@@ -42,11 +42,10 @@ int main(int argc, char **argv)
 		fprintf(stderr, "pmi2: rank %d got \"%s\", want \"%s\"\n", rank, value, want);
 		return 1;
 	}
-	if (rank == 0)
-		check(PMI2_Info_PutNodeAttr("shared", "by rank 0"), "put node attribute");
+	check(PMI2_Info_PutNodeAttr("shared", "by the node"), "put node attribute");
 	check(PMI2_Info_GetNodeAttr("shared", value, sizeof(value), &found, 1),
 	      "get node attribute");
-	if (!found || strcmp(value, "by rank 0") != 0) {
+	if (!found || strcmp(value, "by the node") != 0) {
 		fprintf(stderr, "pmi2: rank %d has node attribute \"%s\"\n", rank, value);
 		return 1;
 	}

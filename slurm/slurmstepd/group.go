@@ -1,0 +1,246 @@
+package slurmstepd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	fields "stepd/internal/wire"
+	others "stepd/slurm/peers"
+	"stepd/slurm/place"
+	"stepd/slurm/rpc"
+	"stepd/slurm/wire"
+	"stepd/slurmconf"
+	"stepd/step"
+	"stepd/step/launch"
+	"stepd/stepnet"
+)
+
+// group is what joins an MPI step's daemons on its nodes, nil of a step that needs no other node.
+type group struct {
+	*others.Group
+	d *daemon
+	// telling are the words to the others that MPI has ended the step here.
+	telling sync.WaitGroup
+	// condemned is closed when a command ends the step: no node waits for another then.
+	condemned chan struct{}
+	once      sync.Once
+}
+
+// mailboxName is a step's in the folder of stepd in slurmd's spool.
+func mailboxName(id step.ID) string { return "peers." + id.String() }
+
+// office sends mails to other nodes' step daemons of the step.
+type office struct {
+	client rpc.Client
+	id     step.ID
+	nodes  map[int]slurmconf.Address
+}
+
+// deliver has a node's slurmd bring bytes into the mailbox there.
+func (o *office) deliver(ctx context.Context, node int, data []byte) error {
+	at, ok := o.nodes[node]
+	if !ok {
+		return fmt.Errorf("cannot send to node %d of the step: it is no neighbour", node)
+	}
+	to := rpc.Peer{Addr: at.HostPort(), Reader: 0, Signers: []uint32{0}}
+	err := o.client.Send(ctx, to, &wire.ForwardData{Address: filepath.Join(place.Dir(at.Spool), mailboxName(o.id)), Data: data})
+	if refused, ok := errors.AsType[*rpc.ReturnError](err); ok && refused.Code == uint32(unix.ENOENT) {
+		return fmt.Errorf("slurmd of %s has no step daemon of the step", at.Host)
+	}
+	return err
+}
+
+// newGroup begins to join the step's other nodes, beside the launch.
+func newGroup(d *daemon) (launch.Peers, error) {
+	names := make([]string, len(d.spec.Layout.Nodes))
+	for i := range names {
+		names[i] = d.spec.Layout.Nodes[i].Name
+	}
+	self := int(d.spec.NodeID)
+	tree, err := stepnet.Neighbours(self, len(names), 0)
+	if err != nil {
+		return nil, err
+	}
+	post := &office{client: d.peers.ctld, id: d.spec.ID}
+	// A step of nodes with several releases has the oldest one's messages, which srun has.
+	post.client.Release = min(d.stream.Conf.Release, cmp.Or(d.stream.ClientRelease, d.stream.Conf.Release))
+	if post.nodes, err = addresses(d, names, tree); err != nil {
+		return nil, err
+	}
+	g := &group{d: d, condemned: make(chan struct{})}
+	signer := d.peers.ctld.Munge
+	g.Group, err = others.New(others.Config{
+		Job: d.spec.ID.Job, Step: d.spec.ID.Step, Names: names, Self: self,
+		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(d.spec.ID)),
+		Deliver: post.deliver, Ports: d.conf.Stepd.PeerPorts,
+		Host: func(node int) (string, error) { return post.nodes[node].Host, nil },
+		Hide: func(ctx context.Context, data []byte) (string, error) { return signer.Encode(ctx, 0, data) },
+		Reveal: func(ctx context.Context, token string) ([]byte, error) {
+			cred, err := signer.Decode(ctx, token)
+			if err == nil && cred.UID != 0 {
+				err = fmt.Errorf("it is uid %d's", cred.UID)
+			}
+			return cred.Payload, err
+		},
+		Lost: g.lost, Log: func(line string) { d.log.Info(line) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.group = g
+	g.Handle(callAborted, g.abortedElsewhere)
+	return g, nil
+}
+
+// addresses are the neighbours': from the credential, where the nodes are known to the controller
+// alone, else from slurm.conf.
+func addresses(d *daemon, names []string, neighbours []int) (map[int]slurmconf.Address, error) {
+	var of []string
+	for _, n := range neighbours {
+		of = append(of, names[n])
+	}
+	cred := d.cred()
+	found, err := slurmconf.Addresses(d.conf.File, of)
+	if hosts, expand := slurmconf.ExpandHosts(cred.JobHosts); expand == nil && len(cred.NodeAddrs) == len(hosts) && len(hosts) > 0 {
+		if found == nil {
+			found, err = make(map[string]slurmconf.Address), nil
+		}
+		for _, name := range of {
+			at := slices.Index(hosts, name)
+			if at < 0 || !cred.NodeAddrs[at].IsValid() {
+				continue
+			}
+			a := found[name]
+			a.Host, a.Port, a.Spool = cred.NodeAddrs[at].Addr().String(), int(cred.NodeAddrs[at].Port()), cmp.Or(a.Spool, d.stream.Conf.Spool)
+			found[name] = a
+		}
+	}
+	byID := make(map[int]slurmconf.Address)
+	for _, n := range neighbours {
+		at, ok := found[names[n]]
+		if !ok {
+			return nil, fmt.Errorf("cannot find where node %q of the step is: %w", names[n], err)
+		}
+		byID[n] = at
+	}
+	return byID, nil
+}
+
+// lost ends the step for a lost node. Those next to it in the tree say so to the step's users: they
+// are few.
+func (g *group) lost(err *stepnet.LostError) {
+	g.d.log.Error(err)
+	near := err.Node == g.Parent() || slices.Contains(g.Children(), err.Node)
+	select {
+	case <-g.d.wired:
+		g.d.st.NodeLost(err.Error(), near)
+	default: // no rank runs, nor will one wait: what it asks of the others fails
+	}
+}
+
+// callAborted is the call by which a node says that MPI has ended the step there.
+const callAborted = "aborted"
+
+// aborted tells the other nodes that MPI has ended the step on this one. Where they are not all
+// told in time, slurmctld ends the step.
+func (g *group) aborted(rank, code int, text string) {
+	if g == nil {
+		return
+	}
+	w := fields.Writer{}
+	w.U32(uint32(int32(rank)))
+	w.U32(uint32(int32(code)))
+	w.Str(text)
+	g.telling.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), abortPatience)
+		defer cancel()
+		var calls sync.WaitGroup
+		failed := make(chan error, len(g.d.spec.Layout.Nodes))
+		for node := range g.d.spec.Layout.Nodes {
+			if node == int(g.d.spec.NodeID) {
+				continue
+			}
+			calls.Go(func() {
+				_, err := g.Call(ctx, node, callAborted, w.B)
+				failed <- err
+			})
+		}
+		calls.Wait()
+		close(failed)
+		for err := range failed {
+			if err == nil {
+				continue
+			}
+			g.d.log.Errorf("%v: slurmctld is asked to end the step", err)
+			g.d.peers.tellController(ctx, rpc.Retry{}, &wire.CancelStep{Step: g.d.id(), Signal: uint16(unix.SIGKILL)})
+			return
+		}
+	})
+}
+
+// abortedElsewhere answers callAborted.
+func (g *group) abortedElsewhere(_ context.Context, _ int, data []byte) ([]byte, error) {
+	r := fields.Reader{B: data}
+	rank, code, text := int(int32(r.U32())), int(int32(r.U32())), string(r.Bytes())
+	if r.Err != nil {
+		return nil, r.Err
+	}
+	<-g.d.wired
+	g.d.st.AbortedElsewhere(rank, code, text)
+	return nil, nil
+}
+
+// condemn says that a command ends the step.
+func (g *group) condemn() {
+	if g != nil {
+		g.once.Do(func() { close(g.condemned) })
+	}
+}
+
+// condemnedPatience is how long a node that a command has ended waits for the others' ends: they
+// are ended as well, and who leaves first would be lost to them.
+const condemnedPatience = time.Second
+
+// leave ends this node's part, when the step's end here is reported. It relays for the others
+// until they need nothing more.
+func (g *group) leave(ctx context.Context) {
+	if g == nil {
+		return
+	}
+	g.telling.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-g.condemned:
+			time.AfterFunc(condemnedPatience, cancel)
+		case <-ctx.Done():
+		}
+	}()
+	why := "the tasks there were not started"
+	if g.d.aud.launched {
+		why = "the step there was ended"
+		if err := g.Finish(ctx); err != nil {
+			g.d.log.Info("the step's end on its other nodes is not waited for: it was ended here")
+		}
+	}
+	g.Close(ctx, why)
+}
+
+// abandon ends this node's part of a step that does not begin.
+func (g *group) abandon(why error) {
+	if g == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), condemnedPatience)
+	defer cancel()
+	g.Close(ctx, why.Error())
+}
