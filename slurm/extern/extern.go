@@ -17,6 +17,9 @@ import (
 type Config struct {
 	// Cgroups are the step's; the zero value is a step without any, which adopts nothing.
 	Cgroups proctrack.StepCgroups
+	// Display is the job's display and Authority the file of its key; 0 and "" are none.
+	Display   int32
+	Authority string
 	// Log takes one line. Any goroutine calls it.
 	Log func(line string)
 }
@@ -53,5 +56,5 @@ func (s *Step) Adopt(pid int) error {
 	return nil
 }
 
-// Display is the number of the job's display, and the file of its cookie: 0 without one.
-func (s *Step) Display() (number int32, authority string) { return 0, "" }
+// Display is the number of the job's display, and the file of its key: 0 without one.
+func (s *Step) Display() (number int32, authority string) { return s.cfg.Display, s.cfg.Authority }

@@ -78,29 +78,51 @@ var returns = map[uint32]string{
 // Send sends a message and waits for the answer. A *ReturnError is the peer's refusal; another
 // error, that the message may not have come, and may be sent again.
 func (c *Client) Send(ctx context.Context, to Peer, m wire.Message) error {
+	conn, err := c.Open(ctx, to, m)
+	if err == nil {
+		conn.Close()
+	}
+	return err
+}
+
+// Open is Send over a connection that stays: what follows the answer on it is the caller's.
+func (c *Client) Open(ctx context.Context, to Peer, m wire.Message) (*net.TCPConn, error) {
 	timeout := cmp.Or(c.Timeout, 10*time.Second)
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("it took longer than %v (MessageTimeout in slurm.conf)", timeout))
 	defer cancel()
-	if err := c.exchange(ctx, to, m); err != nil {
-		return fmt.Errorf("cannot send %s to %s: %w", m.Type(), to.Addr, err)
+	conn, err := c.open(ctx, to, m)
+	if err != nil {
+		return nil, fmt.Errorf("cannot send %s to %s: %w", m.Type(), to.Addr, err)
 	}
-	return nil
+	return conn, nil
 }
 
-func (c *Client) exchange(ctx context.Context, to Peer, m wire.Message) error {
+func (c *Client) open(ctx context.Context, to Peer, m wire.Message) (*net.TCPConn, error) {
 	body := wire.Pack(c.Release, m)
 	token, err := c.Munge.Encode(ctx, to.Reader, hash(m.Type(), body))
 	if err != nil {
-		return &SignError{err}
+		return nil, &SignError{err}
 	}
 	dialer := net.Dialer{Timeout: cmp.Or(c.Connect, 2*time.Second)}
 	conn, err := dialer.DialContext(ctx, "tcp", to.Addr)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer conn.Close()
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if _, err := conn.Write(wire.Frame(c.Release, m.Type(), token, body)); err != nil {
+	keep := context.AfterFunc(ctx, func() { conn.Close() })
+	err = c.exchange(ctx, conn, to, m, wire.Frame(c.Release, m.Type(), token, body))
+	if !keep() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn.(*net.TCPConn), nil
+}
+
+// exchange sends a message on a connection, which ctx closes, and reads the answer.
+func (c *Client) exchange(ctx context.Context, conn net.Conn, to Peer, m wire.Message, frame []byte) error {
+	if _, err := conn.Write(frame); err != nil {
 		return err
 	}
 	if c.Written != nil {

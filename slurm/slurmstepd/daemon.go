@@ -32,6 +32,7 @@ import (
 	"stepd/slurm/spec"
 	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
+	"stepd/slurm/x11"
 	"stepd/slurmconf"
 	"stepd/step"
 	"stepd/step/launch"
@@ -62,6 +63,7 @@ type daemon struct {
 	st     *task.Step
 	socket *socket.Server
 	extern *extern.Step // nil but for the extern step
+	x11    *x11.Forward // nil for a job without a display
 	sign   string       // by which pam_slurm_adopt finds the job, "" for none
 	// namespace is the job's mount namespace, nil where it has the node's; joined is what the
 	// tasks have of it; container is nil but for the extern step that has made it.
@@ -150,7 +152,7 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 				d.log.Error(err) // a session is then of any of the user's jobs
 			}
 		}
-		d.extern = extern.New(extern.Config{Cgroups: d.cgroups(), Log: func(line string) { d.log.Info(line) }})
+		d.extern = extern.New(d.externConfig())
 	}
 	return d, d.wire()
 }
@@ -246,13 +248,19 @@ func (d *daemon) newSession() (*pam.Session, error) {
 	}), nil
 }
 
+// srunClient sends messages to srun and salloc.
+func (d *daemon) srunClient() rpc.Client {
+	c := &d.conf.Control
+	return rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: c.AuthSocket}, Timeout: c.Timeout, Connect: c.Connect}
+}
+
 // newPeers finds the programs that the step is reported to.
 func (d *daemon) newPeers() *peers {
 	uid := d.spec.User.UID
 	p := &peers{
 		log: d.log, user: uid,
 		ctld: rpc.Client{Release: d.stream.Conf.Release, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
-		srun: rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
+		srun: d.srunClient(),
 		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: d.slurmUID(),
 	}
 	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
@@ -382,7 +390,9 @@ const slurmError = 0xffffffff
 
 // remove takes back what newDaemon has made.
 func (d *daemon) remove() error {
-	errs := []error{d.removeContainer()} // before slurmd runs the Epilog, which it does when there is no socket
+	// Before slurmd runs the Epilog, which it does when there is no socket. The display's key may
+	// lie in the container.
+	errs := []error{d.closeDisplay(), d.removeContainer()}
 	if d.stream.Batch != nil {
 		errs = append(errs, removeScript(d.stream.Conf.Spool, d.stream.Batch.Job))
 	}
@@ -449,7 +459,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}
 	if id.Step == step.ExternStep {
-		err = errors.Join(err, d.sweepContainer(id.Job))
+		err = errors.Join(err, x11.Remove(displayNote(spool, id.Job)), d.sweepContainer(id.Job))
 	}
 	return err
 }

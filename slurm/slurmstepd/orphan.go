@@ -21,6 +21,7 @@ import (
 	"stepd/slurm/keeper"
 	"stepd/slurm/rpc"
 	"stepd/slurm/wire"
+	"stepd/slurm/x11"
 	"stepd/step"
 )
 
@@ -121,6 +122,11 @@ func (o *orphan) kill(ctx context.Context) error {
 func (o *orphan) clean() {
 	if err := os.RemoveAll(bundleDir(o.will.Spool, step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step})); err != nil {
 		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
+	}
+	if o.will.Step.Step == step.ExternStep {
+		if err := x11.Remove(displayNote(o.will.Spool, o.will.Step.Job)); err != nil {
+			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
+		}
 	}
 	for _, path := range o.will.Remove {
 		err := os.Remove(path)

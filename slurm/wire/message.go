@@ -17,13 +17,15 @@ const (
 	TypeForwardData         Type = 5029
 	TypeLaunchResponse      Type = 6002
 	TypeTaskExit            Type = 6003
+	TypeNetForward          Type = 7010
 	TypeReturnCode          Type = 8001
 )
 
 var typeNames = map[Type]string{
 	TypeUpdateNode: "REQUEST_UPDATE_NODE", TypeCancelStep: "REQUEST_CANCEL_JOB_STEP", TypeStepComplete: "REQUEST_STEP_COMPLETE",
 	TypeCompleteBatchScript: "REQUEST_COMPLETE_BATCH_SCRIPT", TypeForwardData: "REQUEST_FORWARD_DATA",
-	TypeLaunchResponse: "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT", TypeReturnCode: "RESPONSE_SLURM_RC",
+	TypeLaunchResponse: "RESPONSE_LAUNCH_TASKS", TypeTaskExit: "MESSAGE_TASK_EXIT",
+	TypeNetForward: "SRUN_NET_FORWARD", TypeReturnCode: "RESPONSE_SLURM_RC",
 }
 
 // String is the message's name in Slurm's logs.
@@ -120,6 +122,29 @@ func (m *TaskExit) pack(w *writer) {
 	w.u32(uint32(len(m.Ranks)))
 	w.u32s(m.Ranks)
 	w.stepID(m.Step)
+}
+
+// NetForward asks srun or salloc to connect to Target, on the host where it runs, and to pass on
+// what follows on the connection of this message: at a TCP port, or where Port is 0 by the unix
+// socket of that path.
+type NetForward struct {
+	Step   StepID
+	Port   uint16
+	Target string
+}
+
+// Type implements Message.
+func (*NetForward) Type() Type { return TypeNetForward }
+
+func (m *NetForward) pack(w *writer) {
+	if w.v >= V2511 {
+		w.stepID(m.Step)
+	} else {
+		w.u32(m.Step.Job)
+	}
+	w.u32(0) // no flag exists
+	w.u16(m.Port)
+	w.str(m.Target)
 }
 
 // StepComplete says that a step has ended on the nodes First to Last of it: to slurmctld.

@@ -22,6 +22,8 @@ func messages() []Message {
 	return []Message{
 		&LaunchResponse{Step: step, RC: 4020, Node: "n1", PIDs: []uint32{101, 102}, Ranks: []uint32{4, 5}},
 		&TaskExit{Step: step, Status: 0x0700, Ranks: []uint32{4, 5}},
+		&NetForward{Step: step, Port: 6010, Target: "localhost"},
+		&NetForward{Step: step, Target: "/tmp/.X11-unix/X0"},
 		&StepComplete{Step: step, First: 1, Last: 2, RC: 9},
 		&StepComplete{Step: step, First: 1, Last: 2, RC: 9, Usage: used},
 		&CompleteBatchScript{Step: step, RC: 0x0100, Fault: 0, UID: 1000, Node: "n1"},
