@@ -59,7 +59,7 @@ var importRules = map[string]struct {
 	"stepd/slurm/spec":         {[]string{"stepd/slurm/wire", "stepd/slurmconf", "stepd/srunopt", "stepd/step"}, "makes a Spec of what slurmd says: pure"},
 	"stepd/slurm/keeper":       {[]string{"stepd/internal/linux"}, "starts the keeper: knows neither messages nor cgroups"},
 	"stepd/slurm/pam":          {[]string{"stepd/internal/linux", "stepd/srunopt", "stepd/step/launch"}, "has a PAM session opened: knows no message"},
-	"stepd/slurm/extern":       {[]string{"stepd/internal/linux", "stepd/proctrack"}, "what the extern step does for sessions: knows no message"},
+	"stepd/slurm/extern":       {[]string{"stepd/internal/linux", "stepd/proctrack", "stepd/slurm/x11"}, "what the extern step does for its job: knows no message"},
 	"stepd/slurm/x11":          {[]string{"stepd/internal/linux", "stepd/internal/quickjson"}, "gives a job a display: knows no message"},
 	"stepd/slurm/oci":          {[]string{"stepd/slurmconf", "stepd/step/launch"}, "containers of tasks by the site's commands: knows neither messages nor cgroups, and runs as the user"},
 	"stepd/slurm/gres":         {[]string{"stepd/slurm/wire", "stepd/step", "stepd/step/launch"}, "pure: which generic resources a step and its tasks have"},

@@ -91,7 +91,6 @@ var site = []rule{
 	{"LogTimeFormat", other("iso8601_ms"), "the step daemon's lines in slurmd's log have their times as iso8601_ms"},
 	{"SlurmdSyslogDebug", other("quiet"), "the step daemon does not write to syslog"},
 	{"UsePAM", yes, "of a step's PAM session the tasks have the limits and the nice value alone: no keyring and no namespace of pam.d/slurm"},
-	{"PrologFlags", has("X11"), "X11 is not forwarded: srun --x11 has no display"},
 	{"PrologFlags", has("RunInJob"), "Prolog and Epilog, which the extern step is to run, do not run"},
 	{"JobContainerType", other("none", "tmpfs"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},
 	{"NamespaceType", other("none", "tmpfs"), "no job container is made: a job sees the /tmp and /dev/shm of the node"},

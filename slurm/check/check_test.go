@@ -38,7 +38,7 @@ func TestSite(t *testing.T) {
 		{"no log", "ClusterName=c\n", []string{"slurm.conf: SlurmdLogFile"}},
 		{"measuring", log + "AcctGatherEnergyType=acct_gather_energy/rapl\nAcctGatherProfileType=acct_gather_profile/hdf5\nAcctGatherFilesystemType=acct_gather_filesystem/lustre\n",
 			[]string{"slurm.conf:2: AcctGatherEnergyType=acct_gather_energy/rapl: energy", "slurm.conf:3: ", "slurm.conf:4: "}},
-		{"flags in a list", log + "PrologFlags=Alloc,X11,RunInJob\n", []string{"slurm.conf:2: PrologFlags", "slurm.conf:2: PrologFlags"}},
+		{"flags in a list", log + "PrologFlags=Alloc,X11,RunInJob\n", []string{"slurm.conf:2: PrologFlags=Alloc,X11,RunInJob: Prolog and Epilog"}},
 		{"a word with a value", log + "SlurmctldParameters=idle_on_node_suspend,enable_stepmgr\nLaunchParameters=slurmstepd_memlock,enable_nss_slurm\n",
 			[]string{"slurm.conf:2: ", "slurm.conf:3: "}},
 		{"case", log + "usepam=YES\nswitchtype=Switch/HPE_Slingshot\n", []string{"slurm.conf:2: usepam=YES: of a step's PAM", "slurm.conf:3: "}},

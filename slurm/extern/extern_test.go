@@ -15,7 +15,7 @@ func TestAdoptRefuses(t *testing.T) {
 	if err := ended.Run(); err != nil {
 		t.Fatal(err)
 	}
-	held := New(Config{Cgroups: proctrack.StepCgroups{Tasks: t.TempDir()}, Log: func(string) {}})
+	held := Start(Config{Cgroups: proctrack.StepCgroups{Tasks: t.TempDir()}, Log: func(string) {}})
 	for _, tc := range []struct {
 		step *Step
 		pid  int
@@ -24,7 +24,7 @@ func TestAdoptRefuses(t *testing.T) {
 		{held, 0, "none of a session"}, {held, -1, "none of a session"}, {held, 1, "none of a session"}, {held, os.Getpid(), "none of a session"},
 		{held, ended.Process.Pid, "no such process"},
 		{held, os.Getppid(), "cgroup"}, // a folder that is none
-		{New(Config{Log: func(string) {}}), os.Getppid(), "no cgroups on this machine"},
+		{Start(Config{Log: func(string) {}}), os.Getppid(), "no cgroups on this machine"},
 	} {
 		if err := tc.step.Adopt(tc.pid); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("process %d: %v, want %q", tc.pid, err, tc.want)

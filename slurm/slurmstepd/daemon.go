@@ -32,7 +32,6 @@ import (
 	"stepd/slurm/spec"
 	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
-	"stepd/slurm/x11"
 	"stepd/slurmconf"
 	"stepd/step"
 	"stepd/step/launch"
@@ -63,8 +62,6 @@ type daemon struct {
 	st     *task.Step
 	socket *socket.Server
 	extern *extern.Step // nil but for the extern step
-	x11    *x11.Forward // nil for a job without a display
-	sign   string       // by which pam_slurm_adopt finds the job, "" for none
 	// namespace is the job's mount namespace, nil where it has the node's; joined is what the
 	// tasks have of it; container is nil but for the extern step that has made it.
 	namespace *os.File
@@ -146,13 +143,9 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 			return nil, err
 		}
 	}
+	d.peers = d.newPeers()
 	if d.spec.ID.Step == step.ExternStep {
-		if d.sign = d.newSign(); d.sign != "" {
-			if err := extern.PutSign(d.sign); err != nil {
-				d.log.Error(err) // a session is then of any of the user's jobs
-			}
-		}
-		d.extern = extern.New(d.externConfig())
+		d.extern = extern.Start(d.externConfig())
 	}
 	return d, d.wire()
 }
@@ -206,7 +199,6 @@ func stepName(s *wire.Stream) string {
 
 // wire joins the step to its neighbours.
 func (d *daemon) wire() (err error) {
-	d.peers = d.newPeers()
 	d.peers.attempted = d.aud.settleEnd
 	d.aud.journal = newJournal(d)
 	if err := d.guard(); err != nil {
@@ -248,19 +240,13 @@ func (d *daemon) newSession() (*pam.Session, error) {
 	}), nil
 }
 
-// srunClient sends messages to srun and salloc.
-func (d *daemon) srunClient() rpc.Client {
-	c := &d.conf.Control
-	return rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: c.AuthSocket}, Timeout: c.Timeout, Connect: c.Connect}
-}
-
 // newPeers finds the programs that the step is reported to.
 func (d *daemon) newPeers() *peers {
 	uid := d.spec.User.UID
 	p := &peers{
 		log: d.log, user: uid,
 		ctld: rpc.Client{Release: d.stream.Conf.Release, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
-		srun: d.srunClient(),
+		srun: rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
 		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: d.slurmUID(),
 	}
 	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
@@ -390,9 +376,11 @@ const slurmError = 0xffffffff
 
 // remove takes back what newDaemon has made.
 func (d *daemon) remove() error {
-	// Before slurmd runs the Epilog, which it does when there is no socket. The display's key may
-	// lie in the container.
-	errs := []error{d.closeDisplay(), d.removeContainer()}
+	var errs []error
+	if d.extern != nil {
+		errs = append(errs, d.extern.Close()) // first: the display's key may lie in the container
+	}
+	errs = append(errs, d.removeContainer()) // before slurmd runs the Epilog, which it does when there is no socket
 	if d.stream.Batch != nil {
 		errs = append(errs, removeScript(d.stream.Conf.Spool, d.stream.Batch.Job))
 	}
@@ -401,9 +389,6 @@ func (d *daemon) remove() error {
 	}
 	if d.bundles != nil && !d.bundles.Conf.KeepFiles {
 		errs = append(errs, d.bundles.Remove())
-	}
-	if d.sign != "" {
-		errs = append(errs, extern.TakeSign(d.sign))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(cmp.Or(d.spec.UnkillableS, 60))*time.Second)
 	defer cancel()
@@ -459,7 +444,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}
 	if id.Step == step.ExternStep {
-		err = errors.Join(err, x11.Remove(displayNote(spool, id.Job)), d.sweepContainer(id.Job))
+		err = errors.Join(err, extern.Remove(place.Dir(spool), id.Job), d.sweepContainer(id.Job))
 	}
 	return err
 }

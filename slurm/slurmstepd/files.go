@@ -2,6 +2,8 @@ package slurmstepd
 
 import (
 	"path/filepath"
+	"sync"
+	"time"
 
 	"stepd/slurm/stdio"
 	"stepd/srunopt"
@@ -44,4 +46,87 @@ func filePath(spec *step.Spec, pattern string, rank int) (string, error) {
 		path = filepath.Join(spec.Cwd, path)
 	}
 	return path, err
+}
+
+// stderrFiles writes messages to the files that tasks have opened for their stderr. Any
+// goroutine may use it.
+type stderrFiles struct {
+	opener stdio.Opener
+	// path is the file of a rank's stderr, "" of a task that has none.
+	path func(rank int) (string, error)
+	// otherwise gets a message whose file cannot be opened: nor could its task.
+	otherwise func(line string)
+
+	mu     sync.Mutex
+	lines  chan fileLine // guarded by mu: nil before the first message
+	closed bool          // guarded by mu
+	done   chan struct{} // closed when all is written
+}
+
+// fileLine is a message about a task.
+type fileLine struct {
+	rank int
+	text string
+}
+
+// say queues a message. More than messagesMax are dropped where a file takes none.
+func (f *stderrFiles) say(rank int, text string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return
+	}
+	if f.lines == nil {
+		f.lines, f.done = make(chan fileLine, messagesMax), make(chan struct{})
+		go f.write(f.lines)
+	}
+	select {
+	case f.lines <- fileLine{rank, text}:
+	default:
+	}
+}
+
+func (f *stderrFiles) write(lines <-chan fileLine) {
+	defer close(f.done)
+	for l := range lines {
+		path, err := f.path(l.rank)
+		if err == nil && path == "" {
+			continue
+		}
+		if err != nil || f.append(path, l.text) != nil {
+			f.otherwise(l.text)
+		}
+	}
+}
+
+// append opens the file for each message: a step has few, and perhaps as many files.
+func (f *stderrFiles) append(path, text string) error {
+	file, err := f.opener.Open(path, true)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = file.WriteString(text + "\n")
+	return err
+}
+
+// filePatience is how long the last messages may take to their files.
+const filePatience = time.Second
+
+// close waits for what is left.
+func (f *stderrFiles) close() {
+	f.mu.Lock()
+	writing := f.lines != nil && !f.closed
+	f.closed = true
+	if writing {
+		close(f.lines)
+	}
+	f.mu.Unlock()
+	if !writing {
+		return
+	}
+	select {
+	case <-f.done:
+	case <-time.After(filePatience):
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"stepd/slurm/extern"
 	"stepd/slurm/socket"
 	"stepd/slurmconf"
 )
@@ -22,15 +21,6 @@ func (d *daemon) names() socket.Names {
 		}
 	}
 	return n
-}
-
-// newSign is where the extern step says that the job is the newest of its user's: where Slurm's
-// own, with proctrack/cgroup, has a directory of the job's.
-func (d *daemon) newSign() string {
-	if d.conf.ProctrackType != "proctrack/cgroup" {
-		return ""
-	}
-	return extern.Sign(d.conf.Cgroup.CgroupMountpoint, d.spec.User.UID, d.spec.ID.Job)
 }
 
 // addressPatience bounds the question for a node's address.

@@ -18,10 +18,11 @@ import (
 	"stepd/eventlog/archive"
 	"stepd/internal/quickjson"
 	"stepd/proctrack"
+	"stepd/slurm/extern"
 	"stepd/slurm/keeper"
+	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/wire"
-	"stepd/slurm/x11"
 	"stepd/step"
 )
 
@@ -124,7 +125,7 @@ func (o *orphan) clean() {
 		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 	}
 	if o.will.Step.Step == step.ExternStep {
-		if err := x11.Remove(displayNote(o.will.Spool, o.will.Step.Job)); err != nil {
+		if err := extern.Remove(place.Dir(o.will.Spool), o.will.Step.Job); err != nil {
 			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 		}
 	}

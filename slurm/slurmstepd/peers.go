@@ -3,6 +3,8 @@ package slurmstepd
 import (
 	"context"
 	"errors"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -43,6 +45,12 @@ func (p *peers) tellLauncher(ctx context.Context, m wire.Message) {
 	if err := p.srun.Deliver(ctx, to, m, retry); err != nil {
 		p.log.Errorf("cannot report to srun: %v", err)
 	}
+}
+
+// openDisplay opens a connection to the X server of the job's user, by srun or salloc.
+func (p *peers) openDisplay(ctx context.Context, to *wire.X11) (*net.TCPConn, error) {
+	by := rpc.Peer{Addr: net.JoinHostPort(to.Host, strconv.Itoa(int(to.Port))), Reader: p.user, Signers: []uint32{p.user, 0}}
+	return p.srun.Open(ctx, by, &wire.NetForward{Step: p.id, Port: to.TargetPort, Target: to.Target})
 }
 
 // tellController sends a message to the first controller that takes it, again and again as

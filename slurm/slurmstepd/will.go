@@ -89,8 +89,8 @@ func (d *daemon) will() (*will, error) {
 		script := spec.ScriptPath(conf.Spool, d.stream.Batch.Job)
 		w.Remove = append(w.Remove, script, filepath.Dir(script))
 	}
-	if d.sign != "" {
-		w.Remove = append(w.Remove, d.sign, filepath.Dir(d.sign))
+	if d.extern != nil && d.extern.Sign() != "" {
+		w.Remove = append(w.Remove, d.extern.Sign(), filepath.Dir(d.extern.Sign()))
 	}
 	return w, nil
 }

@@ -145,7 +145,7 @@ func create(path string, b []byte) error {
 
 const (
 	// lockPatience is how long another program may keep the lock, lockDead after what time the
-	// lock is that of a program that was killed, as xauth has it.
+	// lock belongs to a program that was killed, as xauth has it.
 	lockPatience = 2 * time.Second
 	lockDead     = 10 * time.Minute
 	lockPause    = 50 * time.Millisecond

@@ -37,7 +37,7 @@ type Config struct {
 	Dir       string
 	Namespace *os.File
 	Home      string
-	// Note is a file of root's that is there while the key is: Remove's argument.
+	// Note is a file of root's that stays as long as the key: Remove's argument.
 	Note string
 	// Cookie is the X server's, in hexadecimal.
 	Cookie string
@@ -92,6 +92,9 @@ func Start(cfg Config) (_ *Forward, err error) {
 	}
 	if cfg.Home != "" { // the job's private directories are no place for it
 		f.authority.Path, f.authority.Shared, f.cfg.Namespace = filepath.Join(cfg.Home, ".Xauthority"), true, nil
+	}
+	if !filepath.IsAbs(f.authority.Path) {
+		return nil, fmt.Errorf("cannot forward X11: %q, which is to have the display's key, is no absolute path", f.authority.Path)
 	}
 	if f.listeners, f.authority.Display, err = listen(); err != nil {
 		return nil, fmt.Errorf("cannot forward X11: %w", err)
@@ -196,7 +199,7 @@ func (f *Forward) accept(l net.Listener) {
 
 // admit serves a connection, unless there are too many.
 func (f *Forward) admit(c *net.TCPConn) {
-	uid, err := clientUID(c)
+	uid, err := socketUID(c.RemoteAddr().(*net.TCPAddr).AddrPort(), c.LocalAddr().(*net.TCPAddr).AddrPort())
 	// A kernel may have no sock_diag: such a connection counts as the owner's.
 	other := err == nil && uid != f.cfg.Owner.UID && uid != 0
 	f.mu.Lock()
@@ -234,7 +237,7 @@ const (
 	lingerMax = 30 * time.Second
 )
 
-// serve passes a client's connection on. The X server hears of no client that says nothing.
+// serve passes a client's connection on. A client that says nothing does not reach the X server.
 func (f *Forward) serve(client *net.TCPConn) {
 	defer client.Close()
 	defer context.AfterFunc(f.ctx, func() { client.Close() })()

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -16,17 +15,16 @@ const (
 	diagReply    = 512 // more than an answer has, in bytes
 )
 
-// clientUID is the user who has made the socket at the other end of a connection within this
-// host (sock_diag(7)).
-func clientUID(c *net.TCPConn) (uint32, error) {
+// socketUID is the user who has made a socket of this host, which is connected to another one
+// (sock_diag(7)).
+func socketUID(socket, to netip.AddrPort) (uint32, error) {
 	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return 0, fmt.Errorf("cannot ask for the user of a connection: %w", err)
 	}
 	defer unix.Close(s)
-	its, ours := c.RemoteAddr().(*net.TCPAddr).AddrPort(), c.LocalAddr().(*net.TCPAddr).AddrPort()
 	b := make([]byte, diagReply)
-	err = unix.Sendto(s, diagRequest(its, ours), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	err = unix.Sendto(s, diagRequest(socket, to), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	n := 0
 	if err == nil {
 		n, err = unix.Read(s, b)
@@ -35,7 +33,7 @@ func clientUID(c *net.TCPConn) (uint32, error) {
 		err = errors.New("the kernel does not know it")
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cannot find the user of the connection from %s: %w", its, err)
+		return 0, fmt.Errorf("cannot find the user of the connection from %s: %w", socket, err)
 	}
 	return binary.NativeEndian.Uint32(b[unix.SizeofNlMsghdr+diagUID:]), nil
 }

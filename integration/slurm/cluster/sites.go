@@ -36,6 +36,13 @@ var Sites = map[string]Site{
 			"SlurmdSpoolDir=DIR/spool/%n\nSlurmdPidFile=DIR/slurmd.%n.pid\n",
 		Others: []string{"n2"},
 	},
+	"x11": {
+		Conf: "PrologFlags=X11\nProctrackType=proctrack/pgid\nNodeName=" + Node + " NodeAddr=10.77.0.1 CPUs=64 State=UNKNOWN\n" +
+			"NodeName=n2 NodeAddr=10.77.0.2 Port=6899 CPUs=64 State=UNKNOWN\nPartitionName=x Nodes=" + Node + ",n2 MaxTime=INFINITE State=UP OverSubscribe=FORCE:16\n" +
+			"SlurmdSpoolDir=DIR/spool/%n\nSlurmdPidFile=DIR/slurmd.%n.pid\n",
+		Files:  map[string]string{"xserver": xserver, "xclient": xclient},
+		Others: []string{"n2"},
+	},
 	"affinity": {
 		Conf: "TaskPlugin=task/affinity\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 State=UNKNOWN\n" +
 			"TaskProlog=DIR/task_prolog\nProlog=DIR/prolog\nEpilog=DIR/epilog\nJobFileAppend=1\nPropagatePrioProcess=1\nLaunchParameters=disable_send_gids\n",
@@ -151,6 +158,69 @@ chmod 644 DIR/key.pub
 	ssh = `#!/bin/sh
 user=$1; shift
 exec ssh -n -i DIR/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null $user@127.0.0.1 "$@"
+`
+)
+
+// xserver stands for a user's X server: it is display N, at the TCP port or at the socket of that
+// display, has xauth keep its cookie, and prints its process's number when clients can connect. It
+// says to each client whether its cookie is the right one, and sends back what comes then. xclient is a client of the display of its environment: it prints whether its
+// cookie is taken, as the file of cookies has it or as the argument has it, and whether the bytes
+// that it sends come back.
+const (
+	xserver = `#!/usr/bin/perl
+use strict; use Socket; use IO::Socket; use IO::Socket::UNIX;
+my ($n, $unix) = @ARGV;
+my $key = join "", map { sprintf "%02x", ($n + 7 * $_) % 256 } 0 .. 15;
+my $l;
+if ($unix) {
+	mkdir "/tmp/.X11-unix"; chmod 01777, "/tmp/.X11-unix"; unlink "/tmp/.X11-unix/X$n";
+	$l = IO::Socket::UNIX->new(Local => "/tmp/.X11-unix/X$n", Listen => 50) or die "cannot listen: $!";
+} else {
+	$l = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => 6000 + $n, Listen => 50, ReuseAddr => 1) or die "cannot listen: $!";
+}
+system "xauth -q add n1/unix:$n . $key 2>/dev/null";
+my $pid = fork;
+if ($pid) { print "$pid\n"; exit }
+open STDIN, "</dev/null"; open STDOUT, ">/dev/null"; open STDERR, ">/dev/null";
+$SIG{CHLD} = "IGNORE";
+while (1) {
+	my $c = $l->accept or next;
+	next if fork;
+	my ($head, $rest);
+	read $c, $head, 12; my ($names, $data) = (unpack "v*", $head)[3, 4];
+	my $pad = sub { $_[0] + (4 - $_[0] % 4) % 4 };
+	read $c, $rest, $pad->($names) + $pad->($data);
+	my $got = unpack "H*", substr $rest, $pad->($names), $data;
+	if ($got ne $key) {
+		my $why = $data ? "Invalid MIT-MAGIC-COOKIE-1 key" : "No protocol specified";
+		$why .= "\n" while length($why) % 4;
+		syswrite $c, pack "CCvvva*", 0, length $why, 11, 0, length($why) / 4, $why;
+		exit;
+	}
+	syswrite $c, pack "CCvvv", 1, 0, 11, 0, 0;
+	while (sysread $c, my $b, 4096) { syswrite $c, $b }
+	exit;
+}
+`
+	xclient = `#!/usr/bin/perl
+use strict; use IO::Socket;
+my ($n) = $ENV{DISPLAY} =~ /^localhost:(\d+)\.0$/ or die "DISPLAY is $ENV{DISPLAY}\n";
+chomp(my $host = ` + "`hostname`" + `);
+my ($key) = ` + "`xauth list`" + ` =~ /^\Q$host\E\/unix:$n\s+MIT-MAGIC-COOKIE-1\s+(\S+)$/m or die "no cookie of display $n\n";
+$key = shift if @ARGV;
+my $s = IO::Socket::INET->new(PeerAddr => "127.0.0.1", PeerPort => 6000 + $n) or die "cannot connect: $!\n";
+my $data = pack "H*", $key;
+print $s pack "CCvvvvv", 108, 0, 11, 0, $data eq "" ? 0 : 18, length $data, 0;
+print $s "MIT-MAGIC-COOKIE-1\0\0", $data, "\0" x (-length($data) % 4) if $data ne "";
+$s->flush;
+my $got = read $s, my $head, 8;
+if (!$got) { print "the connection has ended\n"; exit 1 }
+my ($ok, $len) = unpack "CC", $head;
+if (!$ok) { read $s, my $why, $len; $why =~ s/\s+$//; print "refused: $why\n"; exit 1 }
+my $bytes = "abcdefgh" x 25000;
+if (!fork) { print $s $bytes; $s->flush; exit }
+read $s, my $back, length $bytes;
+print $back eq $bytes ? "taken\n" : "taken, and " . length($back) . " bytes are back\n";
 `
 )
 
