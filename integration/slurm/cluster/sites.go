@@ -165,7 +165,7 @@ exec ssh -n -i DIR/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/nu
 // display, has xauth keep its cookie, and prints its process's number when clients can connect. It
 // says to each client whether its cookie is the right one, and sends back what comes then. xclient is a client of the display of its environment: it prints whether its
 // cookie is taken, as the file of cookies has it or as the argument has it, and whether the bytes
-// that it sends come back.
+// that it sends come back. With hold it waits for the connection's end.
 const (
 	xserver = `#!/usr/bin/perl
 use strict; use Socket; use IO::Socket; use IO::Socket::UNIX;
@@ -207,7 +207,9 @@ use strict; use IO::Socket;
 my ($n) = $ENV{DISPLAY} =~ /^localhost:(\d+)\.0$/ or die "DISPLAY is $ENV{DISPLAY}\n";
 chomp(my $host = ` + "`hostname`" + `);
 my ($key) = ` + "`xauth list`" + ` =~ /^\Q$host\E\/unix:$n\s+MIT-MAGIC-COOKIE-1\s+(\S+)$/m or die "no cookie of display $n\n";
+my $hold = @ARGV && $ARGV[0] eq "hold" && shift;
 $key = shift if @ARGV;
+$| = 1;
 my $s = IO::Socket::INET->new(PeerAddr => "127.0.0.1", PeerPort => 6000 + $n) or die "cannot connect: $!\n";
 my $data = pack "H*", $key;
 print $s pack "CCvvvvv", 108, 0, 11, 0, $data eq "" ? 0 : 18, length $data, 0;
@@ -221,6 +223,7 @@ my $bytes = "abcdefgh" x 25000;
 if (!fork) { print $s $bytes; $s->flush; exit }
 read $s, my $back, length $bytes;
 print $back eq $bytes ? "taken\n" : "taken, and " . length($back) . " bytes are back\n";
+print "the connection has ended\n" if $hold && !sysread $s, my $none, 1;
 `
 )
 
