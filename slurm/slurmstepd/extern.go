@@ -29,7 +29,7 @@ func (d *daemon) externConfig() extern.Config {
 	}
 	dir, home := spec.DisplayKey(d.stream.Conf, d.cred(), set)
 	cfg.Display = &x11.Config{
-		Owner: linux.FileUser{UID: u.UID, GID: u.GID, Groups: u.Groups},
+		Owner: linux.User{UID: u.UID, GID: u.GID, Groups: u.Groups},
 		Dir:   dir, Home: home, Namespace: d.namespace, Cookie: to.Cookie,
 		Open: func(ctx context.Context) (*net.TCPConn, error) { return d.peers.openDisplay(ctx, to) },
 	}

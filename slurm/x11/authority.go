@@ -76,7 +76,12 @@ func (a *authority) take() error {
 func (a *authority) as(namespace *os.File, do func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		done <- linux.FileUser{UID: a.UID, GID: a.GID, Groups: a.Groups, Umask: 0o077, Namespace: namespace}.Do(do)
+		done <- linux.OnThread(func() error {
+			if err := a.become(namespace); err != nil {
+				return err
+			}
+			return do()
+		})
 	}()
 	select {
 	case err := <-done:
@@ -84,6 +89,17 @@ func (a *authority) as(namespace *os.File, do func() error) error {
 	case <-time.After(patience):
 		return fmt.Errorf("the file system of %q has not answered for %v", a.Path, patience)
 	}
+}
+
+// become makes the calling thread the user's.
+func (a *authority) become(namespace *os.File) error {
+	if err := linux.EnterMounts(namespace); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return nil // a test
+	}
+	return linux.User{UID: a.UID, GID: a.GID, Groups: a.Groups}.Become()
 }
 
 // noteMax bounds a note, in bytes: a user has 65,536 groups at most.

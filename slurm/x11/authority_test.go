@@ -173,7 +173,7 @@ func TestRootKeyOfUser(t *testing.T) {
 	const user = 65534
 	x := newXServer(t)
 	cfg := x.config()
-	cfg.Owner = linux.FileUser{UID: user, GID: user, Groups: []uint32{user}}
+	cfg.Owner = linux.User{UID: user, GID: user, Groups: []uint32{user}}
 	cfg.Dir = "/tmp"
 	f := x.start(cfg)
 	var st unix.Stat_t

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"stepd/internal/linux"
 )
 
 // An entry is a record of a file that X11's clients find a display's cookie in (Xau(3)):
@@ -64,12 +64,21 @@ func parse(b []byte) (list []entry, err error) {
 	return list, nil
 }
 
+// open opens a file. The calling thread is the user.
+func open(path string, flags int) (*os.File, error) {
+	fd, err := linux.OpenUserPath(path, flags, 0o600)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
 // fileMax bounds a file of entries, in bytes.
 const fileMax = 1 << 20
 
 // readEntries reads a file, which may be missing.
 func readEntries(path string) ([]entry, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO has no writer
+	f, err := open(path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -93,7 +102,7 @@ func readEntries(path string) ([]entry, error) {
 }
 
 // edit takes the entries of a display out of the user's file, and puts in one with the cookie,
-// unless that is nil: as xauth(1) does it, under its lock. The caller is the user.
+// unless that is nil: as xauth(1) does it, under its lock. The calling thread is the user.
 func edit(path, host, display string, cookie []byte) (err error) {
 	defer func() {
 		if err != nil {
@@ -132,7 +141,7 @@ func edit(path, host, display string, cookie []byte) (err error) {
 
 // create makes a file that no other user can read. After an error there is none.
 func create(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := open(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return err
 	}

@@ -30,8 +30,8 @@ import (
 
 // Config is what a display needs. All but Namespace and Home are required.
 type Config struct {
-	// Owner is the job's user. Umask and Namespace do not count.
-	Owner linux.FileUser
+	// Owner is the job's user.
+	Owner linux.User
 	// Dir is where the key lies in a file of the job's own, as Namespace sees it, the job's mount
 	// namespace or nil. Where Home is not "", the key lies in the user's .Xauthority there instead.
 	Dir       string

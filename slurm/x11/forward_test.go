@@ -27,21 +27,21 @@ func TestMain(m *testing.M) {
 	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil { // the runtime's poller stays
 		l.Close()
 	}
-	before := open()
+	before := descriptors()
 	code := m.Run()
 	for range 100 {
-		if runtime.NumGoroutine() <= 2 && open() <= before {
+		if runtime.NumGoroutine() <= 2 && descriptors() <= before {
 			os.Exit(code)
 		}
 		time.Sleep(20 * time.Millisecond)
 		runtime.GC() // the pipes of splice(2) are in a pool
 	}
 	buf := make([]byte, 1<<20)
-	fmt.Fprintf(os.Stderr, "left: %d descriptors, before %d\n%s", open(), before, buf[:runtime.Stack(buf, true)])
+	fmt.Fprintf(os.Stderr, "left: %d descriptors, before %d\n%s", descriptors(), before, buf[:runtime.Stack(buf, true)])
 	os.Exit(1)
 }
 
-func open() int {
+func descriptors() int {
 	fds, _ := os.ReadDir("/proc/self/fd")
 	return len(fds)
 }
@@ -71,7 +71,7 @@ func newXServer(t *testing.T) *xserver {
 func (x *xserver) config() Config {
 	dir := x.t.TempDir()
 	return Config{
-		Owner: linux.FileUser{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}},
+		Owner: linux.User{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), Groups: []uint32{uint32(os.Getgid())}},
 		Dir:   dir, Note: filepath.Join(x.t.TempDir(), "note"), Cookie: cookie,
 		Open: func(ctx context.Context) (*net.TCPConn, error) {
 			x.opens <- struct{}{}
