@@ -48,6 +48,9 @@ type Stepd struct {
 	SpoolTimeout time.Duration
 	// KeepSteps ended steps stay visible whatever their age. Default 1000.
 	KeepSteps int
+	// StepProcessesPercent of the processes and threads that the machine can have are a step's
+	// at most; 0 is no limit. Default 50.
+	StepProcessesPercent float64
 	// ReplayBytes of output are kept for clients that attach later; 0, the
 	// default, is none.
 	ReplayBytes int64
@@ -68,24 +71,25 @@ type Stepd struct {
 // keys are the keys of a file in dir.
 func (s *Stepd) keys(dir string) keySet {
 	keys := keySet{
-		"hooktimeout":        seconds(&s.HookTimeout),
-		"exitgrace":          seconds(&s.ExitGrace),
-		"spankallowreleases": parsed(&s.SpankAllowReleases, releases),
-		"quarantineafter":    count(&s.QuarantineAfter, 0, 1000),
-		"spankstrict":        boolean(&s.SpankStrict),
-		"nonewprivs":         boolean(&s.NoNewPrivs),
-		"requiresafeplugins": boolean(&s.RequireSafePlugins),
-		"metricslisten":      parsed(&s.MetricsListen, listenAt),
-		"userstepsmax":       count(&s.UserStepsMax, 1, 1_000_000),
-		"userconnectionsmax": count(&s.UserConnectionsMax, 8, 1_000_000),
-		"userrequestbytes":   count(&s.UserRequestBytes, 1<<20, 1<<40),
-		"userreplaybytes":    count(&s.UserReplayBytes, 1<<16, 1<<40),
-		"keepsteps":          count(&s.KeepSteps, 0, 1_000_000),
-		"spooltimeout":       secondsFrom1(&s.SpoolTimeout),
-		"spawnstepsmax":      count(&s.SpawnStepsMax, 1, 65533),
-		"publishednamesmax":  count(&s.PublishedNamesMax, 1, 1_000_000),
-		"replaybytes":        count(&s.ReplayBytes, 0, 1<<30),
-		"peerports":          parsed(&s.PeerPorts, portRange),
+		"hooktimeout":          seconds(&s.HookTimeout),
+		"exitgrace":            seconds(&s.ExitGrace),
+		"spankallowreleases":   parsed(&s.SpankAllowReleases, releases),
+		"quarantineafter":      count(&s.QuarantineAfter, 0, 1000),
+		"spankstrict":          boolean(&s.SpankStrict),
+		"nonewprivs":           boolean(&s.NoNewPrivs),
+		"requiresafeplugins":   boolean(&s.RequireSafePlugins),
+		"metricslisten":        parsed(&s.MetricsListen, listenAt),
+		"userstepsmax":         count(&s.UserStepsMax, 1, 1_000_000),
+		"userconnectionsmax":   count(&s.UserConnectionsMax, 8, 1_000_000),
+		"userrequestbytes":     count(&s.UserRequestBytes, 1<<20, 1<<40),
+		"userreplaybytes":      count(&s.UserReplayBytes, 1<<16, 1<<40),
+		"stepprocessespercent": percent(&s.StepProcessesPercent, 100),
+		"keepsteps":            count(&s.KeepSteps, 0, 1_000_000),
+		"spooltimeout":         secondsFrom1(&s.SpoolTimeout),
+		"spawnstepsmax":        count(&s.SpawnStepsMax, 1, 65533),
+		"publishednamesmax":    count(&s.PublishedNamesMax, 1, 1_000_000),
+		"replaybytes":          count(&s.ReplayBytes, 0, 1<<30),
+		"peerports":            parsed(&s.PeerPorts, portRange),
 	}
 	maps.Copy(keys, pmi2Keys(&s.PMI2))
 	return keys

@@ -323,6 +323,10 @@ type Confinement struct {
 	Memory []MemoryLevel `json:"memory,omitempty"`
 	// OOMGroup kills all of a level when the kernel kills one process of it.
 	OOMGroup OOMGroup `json:"oom_group,omitempty"`
+	// ProcessesMax bounds the step's processes and threads, which ProcessesDir counts, a directory
+	// of v1 or Proctrack.Tasks; 0 is no limit.
+	ProcessesMax uint64 `json:"processes_max,omitempty"`
+	ProcessesDir string `json:"processes_dir,omitempty"`
 	// TaskDeny are devices that single tasks, by local id, must not open beyond what the whole
 	// step must not; nil is none. PerTask is set then.
 	TaskDeny [][]Device `json:"task_deny,omitempty"`

@@ -219,6 +219,9 @@ func (s *Step) OutOfMemory(k step.OOMKill) {
 	}
 }
 
+// TooManyProcesses says that the step's tasks cannot fork for its limit of processes.
+func (s *Step) TooManyProcesses(text string) { s.messages.sayError(text) }
+
 // noteOOM counts a kill and keeps it, and reports whether it is the first one.
 func (l *ledger) noteOOM(k step.OOMKill) (n int, first bool) {
 	l.mu.Lock()

@@ -20,6 +20,7 @@ import (
 	"stepd/internal/testkit"
 	"stepd/slurmconf"
 	"stepd/step"
+	"stepd/task/cgroup"
 )
 
 // node is a node with a spool of the test's own and these lines in its files.
@@ -160,6 +161,26 @@ func TestRootMakeConfines(t *testing.T) {
 	}
 	if !s.Confine.PerTask || len(s.Confine.Memory) < 2 {
 		t.Errorf("stepd is told %+v", s.Confine)
+	}
+}
+
+// TestRootMakeLimitsProcesses: a step has its share of the machine's processes, whatever the task
+// plugins are.
+func TestRootMakeLimitsProcesses(t *testing.T) {
+	cfg := node(t, "", "")
+	all, err := cgroup.MachineProcesses("/proc/sys/kernel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := spec(9, 0)
+	p := mustMake(t, cfg, s)
+	defer mustRemove(t, p)
+	if got := s.Confine.ProcessesMax; got != all/2 {
+		t.Fatalf("the limit is %d, want %d", got, all/2)
+	}
+	got, err := os.ReadFile(filepath.Join(s.Confine.ProcessesDir, "pids.max"))
+	if err != nil || strings.TrimSpace(string(got)) != strconv.FormatUint(all/2, 10) {
+		t.Errorf("%s: %q, %v; want %d", s.Confine.ProcessesDir, got, err, all/2)
 	}
 }
 

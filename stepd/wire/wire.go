@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/acct"
 	"stepd/internal/linux"
@@ -74,7 +77,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 			OverMemory: func(why string) { st.OverMemory(why) },
 			Log:        func(text string) { n.Audience.Log(launch.LogError, text) },
 		}),
-		Plugins: append(taskPlugins(plan, n.Audience, func(k step.OOMKill) { st.OutOfMemory(k) }), n.Plugins...),
+		Plugins: append(taskPlugins(plan, n.Audience, func(k step.OOMKill) { st.OutOfMemory(k) }, func(text string) { st.TooManyProcesses(text) }), n.Plugins...),
 	}
 	if plugin != nil { // a nil one in an interface is not nil
 		deps.MPI = plugin
@@ -113,8 +116,9 @@ func openTracker(place step.Proctrack, perTask bool, reaper proctrack.Reaper) (t
 }
 
 // taskPlugins are the step's, in an order that each of them needs. killed is called for
-// what the kernel ends for want of memory, once the step runs.
-func taskPlugins(plan *task.Plan, aud task.Audience, killed func(step.OOMKill)) (list []task.Plugin) {
+// what the kernel ends for want of memory, and crowded when it refuses processes, once the step
+// runs.
+func taskPlugins(plan *task.Plan, aud task.Audience, killed func(step.OOMKill), crowded func(string)) (list []task.Plugin) {
 	spec := plan.Spec
 	info := func(text string) { aud.Log(launch.LogInfo, text) }
 	// First: to enter a v1 cpuset undoes a binding.
@@ -125,8 +129,11 @@ func taskPlugins(plan *task.Plan, aud task.Audience, killed func(step.OOMKill)) 
 		// After task/cgroup, whatever the site's order is: affinity.Plugin says why.
 		list = append(list, affinity.New(affinity.Config{Spec: spec, Sys: os.DirFS("/sys"), Say: aud.Say, Log: info}))
 	}
-	// Last, so that its PostStep comes first: while the cgroups of the tasks can
+	// Last, so that their PostStep comes first: while the cgroups of the tasks can
 	// be read.
+	if spec.Confine.ProcessesMax != 0 {
+		list = append(list, taskcgroup.NewProcesses(spec.Confine, plan.Ranks, crowded))
+	}
 	return append(list, oom.New(oom.Config{
 		Confine: spec.Confine, Tasks: spec.Proctrack.Tasks, Ranks: plan.Ranks, Command: spec.Argv[0],
 		Killed: killed, Problem: info,
@@ -155,6 +162,14 @@ func startHost(spec *step.Spec, cgroupFD int, onMain func(func())) (task.Host, e
 	})
 	if err := <-started; err != nil {
 		return nil, err // not h: a nil *Host in an interface is not nil
+	}
+	// v1 has no births: what the host forks is to be in there from the start.
+	if dir := spec.Confine.V1["pids"]; dir != "" {
+		file := filepath.Join(dir, "cgroup.procs")
+		if err := linux.WriteFile(unix.AT_FDCWD, file, file, strconv.Itoa(h.PID())); err != nil && !linux.IsGone(err) {
+			h.Kill()
+			return nil, fmt.Errorf("cannot limit the step's processes: %w", err)
+		}
 	}
 	return h, nil
 }

@@ -23,8 +23,8 @@ const (
 // Layout is where this node's controllers are, and where the directories of job
 // and step are, or will be.
 type Layout struct {
-	Memory, Cpuset, Devices Home
-	// Why tells, by controller ("memory", "cpuset", "devices"), why one is not had.
+	Memory, Cpuset, Devices, PIDs Home
+	// Why tells, by controller ("memory", "cpuset", "devices", "pids"), why one is not had.
 	Why map[string]string
 	// SwapAccounting: the kernel limits swap as well.
 	SwapAccounting bool
@@ -48,6 +48,7 @@ type Ask struct {
 	JobDenied, Denied []step.Device
 	TaskDenied        [][]step.Device // by local id; nil: the tasks have the step's devices
 	Bindable          bool            // the CPU numbers are the machine's
+	Processes         uint64          // and threads of the step, at most; 0 is no limit
 	OOMGroup          step.OOMGroup
 	AccountV1         []string // v1 controllers that are accounted by
 	PerTask           bool     // accounted by task
@@ -80,6 +81,7 @@ func MakePlan(conf Conf, at Layout, ask Ask) (*launch.LimitPlan, error) {
 		return nil, err
 	}
 	p.devices()
+	p.processes()
 	p.tasks()
 	for _, c := range p.plan.V1 {
 		if p.plan.Confine.V1 == nil {
@@ -314,6 +316,24 @@ func (p *planner) denyWrites(level, dir string, denied []step.Device) {
 	}
 }
 
+// processes bounds the step's processes and threads, whatever the site's task plugins are: a
+// fork bomb must not take the machine's.
+func (p *planner) processes() {
+	if p.ask.Processes == 0 {
+		return
+	}
+	if p.at.PIDs == HomeNone {
+		p.note("processes are not limited: %s", p.at.Why["pids"])
+		return
+	}
+	_, dir := p.dirs("pids", p.at.PIDs)
+	if p.at.PIDs == HomeV1 {
+		p.needV1("pids")
+	}
+	p.write("step", dir, "pids.max", strconv.FormatUint(p.ask.Processes, 10))
+	p.plan.Confine.ProcessesMax, p.plan.Confine.ProcessesDir = p.ask.Processes, dir
+}
+
 // tasks lists what stepd does for each task.
 func (p *planner) tasks() {
 	add := func(dir, file, value string) {
@@ -331,6 +351,9 @@ func (p *planner) tasks() {
 		}
 	}
 	for _, controller := range p.plan.V1 {
+		if controller == "pids" {
+			continue // the tasks are born in it, as children of the host
+		}
 		add(TaskDir(p.at.StepV1[controller], "task_%t", PerTask(c, controller)), "cgroup.procs", "%p")
 	}
 }

@@ -29,16 +29,16 @@ func conf(change func(*Conf)) Conf {
 func layoutV2() Layout {
 	return Layout{
 		Memory: HomeV2, Cpuset: HomeV2, Devices: HomeV2, SwapAccounting: true, CPUs: "0-7",
-		JobV2: "/cg/job_7/tasks", StepV2: "/cg/job_7/tasks/step_0", Tracked: "/cg/job_7/tasks/step_0",
+		PIDs: HomeV2, JobV2: "/cg/job_7/tasks", StepV2: "/cg/job_7/tasks/step_0", Tracked: "/cg/job_7/tasks/step_0",
 	}
 }
 
 // layoutV1 is a hybrid: processes are tracked on v2, limits are in v1.
 func layoutV1() Layout {
 	l := layoutV2()
-	l.Memory, l.Cpuset, l.Devices, l.Mems = HomeV1, HomeV1, HomeV1, "0-1"
+	l.Memory, l.Cpuset, l.Devices, l.PIDs, l.Mems = HomeV1, HomeV1, HomeV1, HomeV1, "0-1"
 	l.JobV1, l.StepV1 = map[string]string{}, map[string]string{}
-	for _, c := range []string{"memory", "cpuset", "devices", "cpuacct"} {
+	for _, c := range []string{"memory", "cpuset", "devices", "cpuacct", "pids"} {
 		l.JobV1[c], l.StepV1[c] = "/v1/"+c+"/job_7", "/v1/"+c+"/job_7/step_0"
 	}
 	return l
@@ -109,6 +109,8 @@ func TestPlanGolden(t *testing.T) {
 		{"no_plugin", conf(nil), layoutV2(), ask(func(a *Ask) { a.CgroupPlugin = false })},
 		{"nothing_constrained", Conf{}, layoutV2(), ask(nil)},
 		{"no_controllers", conf(nil), Layout{Why: map[string]string{"memory": "no memory controller", "cpuset": "no cpuset controller", "devices": "no devices controller"}}, ask(nil)},
+		{"v2_processes", Conf{}, layoutV2(), ask(func(a *Ask) { a.Processes, a.CgroupPlugin = 16384, false })},
+		{"v1_processes", Conf{}, layoutV1(), ask(func(a *Ask) { a.Processes, a.CgroupPlugin = 16384, false })},
 		{"v1_account", Conf{}, layoutV1(), ask(func(a *Ask) { a.AccountV1, a.PerTask = []string{"memory", "cpuacct", "blkio"}, true })},
 	} {
 		t.Run(c.name, func(t *testing.T) {

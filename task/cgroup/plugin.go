@@ -41,6 +41,9 @@ type placement struct {
 func New(c step.Confinement, tasksV2 string, ranks []int, attach func(dir string, deny []step.Device) error) *Plugin {
 	p := &Plugin{confine: c, tasksV2: tasksV2, ranks: ranks, attach: attach}
 	for controller, dir := range c.V1 {
+		if controller == "pids" {
+			continue // the tasks are born there
+		}
 		p.dirs = append(p.dirs, placement{controller: controller, dir: dir, perTask: PerTask(&c, controller)})
 	}
 	slices.SortFunc(p.dirs, func(a, b placement) int {

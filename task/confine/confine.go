@@ -24,7 +24,8 @@ type Limits struct {
 	account  bool // JobAcctGatherType=jobacct_gather/cgroup
 	bindable bool
 	nodeMB   uint64
-	v2Only   bool // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
+	percent  float64 // of the machine's processes, for one step
+	v2Only   bool    // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
 	at       Places
 }
 
@@ -127,7 +128,7 @@ func New(cfg Config) *Limits {
 		},
 		plugin: slices.Contains(c.TaskPlugin, "task/cgroup"), oomGroup: c.TaskPluginParam.OOMKillStep,
 		account: c.JobAcctGatherType == "cgroup", bindable: cfg.Bindable,
-		nodeMB: cfg.MemoryMB, at: cfg.At, v2Only: g.CgroupPlugin == "cgroup/v2",
+		nodeMB: cfg.MemoryMB, percent: c.Stepd.StepProcessesPercent, at: cfg.At, v2Only: g.CgroupPlugin == "cgroup/v2",
 	}
 	if g.MemorySwappiness != nil {
 		l.conf.Swappiness = new(uint64(*g.MemorySwappiness))
@@ -155,6 +156,9 @@ func (l *Limits) Plan(spec *step.Spec, denied Denied) (*launch.LimitPlan, error)
 		OOMGroup: l.group(spec), PerTask: l.account,
 		CgroupPlugin: l.plugin,
 	}
+	if ask.Processes, err = l.processes(); err != nil {
+		return nil, err
+	}
 	if l.account && !l.v2Only {
 		ask.AccountV1 = []string{"blkio", "memory"}
 		if at.StepV2 == "" {
@@ -162,6 +166,15 @@ func (l *Limits) Plan(spec *step.Spec, denied Denied) (*launch.LimitPlan, error)
 		}
 	}
 	return cgroup.MakePlan(l.conf, at, ask)
+}
+
+// processes is a step's share of the processes and threads that the machine can have; 0 is no limit.
+func (l *Limits) processes() (uint64, error) {
+	if l.percent == 0 {
+		return 0, nil
+	}
+	all, err := cgroup.MachineProcesses("/proc/sys/kernel")
+	return max(1, uint64(float64(all)*l.percent/100)), err
 }
 
 // group is what dies together when memory runs out: all of a step of an MPI
@@ -192,11 +205,11 @@ func (l *Limits) layout(id step.ID) (cgroup.Layout, error) {
 	v2, v1 := l.at.Roots()
 	p := l.at.Of(id)
 	at := cgroup.Layout{
-		Memory: l.home("memory", v2), Cpuset: l.home("cpuset", v2), Devices: l.home("devices", v2),
+		Memory: l.home("memory", v2), Cpuset: l.home("cpuset", v2), Devices: l.home("devices", v2), PIDs: l.home("pids", v2),
 		JobV2: p.JobV2, StepV2: p.StepV2, JobV1: p.JobV1, StepV1: p.StepV1, Tracked: p.Tracked,
 		Why: make(map[string]string),
 	}
-	for c, home := range map[string]cgroup.Home{"memory": at.Memory, "cpuset": at.Cpuset, "devices": at.Devices} {
+	for c, home := range map[string]cgroup.Home{"memory": at.Memory, "cpuset": at.Cpuset, "devices": at.Devices, "pids": at.PIDs} {
 		if home == cgroup.HomeNone {
 			at.Why[c] = fmt.Sprintf("there is no %s controller here (tracking is %s)", c, l.at.Kind())
 		}
