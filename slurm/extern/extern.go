@@ -15,7 +15,7 @@ import (
 	"stepd/slurm/x11"
 )
 
-// Config says where the step is, and what its job is to have. Job, Notes and Log are required.
+// Config says where the step is, and what its job is to have. Job, Notes and the logs are required.
 type Config struct {
 	Job uint32
 	// Cgroups are the step's; the zero value is a step without any, which adopts nothing.
@@ -26,8 +26,8 @@ type Config struct {
 	Display *x11.Config
 	// Notes is the directory of root's for what a later step must know of a killed daemon's step.
 	Notes string
-	// Log takes one line. Any goroutine calls it.
-	Log func(line string)
+	// Log takes one line, and Error one about what has failed. Any goroutine calls them.
+	Log, Error func(line string)
 }
 
 // Step is an extern step. Its methods may be called by several goroutines.
@@ -43,7 +43,7 @@ func Start(cfg Config) *Step {
 	s := &Step{cfg: cfg}
 	if cfg.Sign != "" {
 		if err := PutSign(cfg.Sign); err != nil {
-			cfg.Log(err.Error())
+			cfg.Error(err.Error())
 		}
 	}
 	if cfg.Display == nil {
@@ -51,12 +51,15 @@ func Start(cfg Config) *Step {
 	}
 	err := os.MkdirAll(cfg.Notes, 0o755) // a step without cgroups is the first to have a file there
 	if err == nil {
-		cfg.Display.Note, cfg.Display.Log = note(cfg.Notes, cfg.Job), cfg.Log
+		cfg.Display.Note, cfg.Display.Log = note(cfg.Notes, cfg.Job), cfg.Error
 		s.x11, err = x11.Start(*cfg.Display)
 	}
 	if err != nil {
-		cfg.Log(fmt.Sprintf("error: the job has no display: %v", err))
+		cfg.Error(fmt.Sprintf("the job has no display: %v", err))
+		return s
 	}
+	number, _ := s.x11.Display()
+	cfg.Log(fmt.Sprintf("the job has display %d", number))
 	return s
 }
 

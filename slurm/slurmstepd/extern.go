@@ -15,7 +15,10 @@ import (
 // externConfig is the extern step's. A job whose display cannot be made runs without.
 func (d *daemon) externConfig() extern.Config {
 	u, to := &d.spec.User, &d.stream.Launch.X11
-	cfg := extern.Config{Job: d.spec.ID.Job, Cgroups: d.cgroups(), Notes: place.Dir(d.stream.Conf.Spool), Log: func(line string) { d.log.Info(line) }}
+	cfg := extern.Config{
+		Job: d.spec.ID.Job, Cgroups: d.cgroups(), Notes: place.Dir(d.stream.Conf.Spool),
+		Log: func(line string) { d.log.Info(line) }, Error: func(line string) { d.log.Error(line) },
+	}
 	if d.conf.ProctrackType == "proctrack/cgroup" { // Slurm's own makes the directory then
 		cfg.Sign = extern.Sign(d.conf.Cgroup.CgroupMountpoint, u.UID, d.spec.ID.Job)
 	}

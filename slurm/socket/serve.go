@@ -133,7 +133,7 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 	case reqHost:
 		err = reply(c, s.host(c, q))
 	case reqX11:
-		err = reply(c, s.display())
+		err = reply(c, s.display(uid))
 	case reqNamespace, reqNamespaces:
 		err = s.namespace(c, uid, q.code)
 	case reqAddPID:
@@ -284,9 +284,9 @@ func (s *Server) adopt(pid int) error {
 	return err
 }
 
-// display is the answer to reqX11.
-func (s *Server) display() []byte {
-	if s.conf.Extern == nil {
+// display is the answer to reqX11. The job's display is none of another user's.
+func (s *Server) display(uid uint32) []byte {
+	if s.conf.Extern == nil || !s.owns(uid) {
 		return nativeInts(0, 0)
 	}
 	number, authority := s.conf.Extern.Display()

@@ -588,6 +588,9 @@ func TestAdopt(t *testing.T) {
 	if got := exchange(t, s.dial(t, owner), words(23, 26), 15); !slices.Equal(got, words(10, 3, "/x\x00", 0)) {
 		t.Errorf("the display, and no namespace: % x", got)
 	}
+	if got := exchange(t, s.dial(t, another), words(23), 8); !slices.Equal(got, words(0, 0)) {
+		t.Errorf("another user's display: % x", got)
+	}
 	other := serveStep(t, wire.V2205, nil)
 	if got := exchange(t, other.dial(t, 0), words(22, 70), 4); !slices.Equal(got, words(-1)) {
 		t.Errorf("another step: % x", got)

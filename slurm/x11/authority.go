@@ -66,7 +66,12 @@ func (a *authority) take() error {
 	if a.Shared {
 		return edit(a.Path, a.Host, strconv.Itoa(a.Display), nil)
 	}
-	if err := os.Remove(a.Path); !errors.Is(err, fs.ErrNotExist) {
+	return removeFile(a.Path)
+}
+
+// removeFile removes a file, if it exists.
+func removeFile(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -137,5 +142,5 @@ func Remove(note string) error {
 	} else {
 		err = a.remove(nil)
 	}
-	return errors.Join(err, os.Remove(note))
+	return errors.Join(err, removeFile(note))
 }

@@ -130,7 +130,7 @@ func edit(path, host, display string, cookie []byte) (err error) {
 		b = list[i].pack(b)
 	}
 	next := path + "-n"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an xauth that was killed
+	if err := removeFile(next); err != nil { // of an xauth that was killed
 		return err
 	}
 	if err := create(next, b); err != nil {

@@ -105,7 +105,7 @@ func Start(cfg Config) (_ *Forward, err error) {
 	}
 	if err != nil {
 		f.closeListeners()
-		return nil, errors.Join(fmt.Errorf("cannot forward X11: %w", err), f.authority.remove(f.cfg.Namespace), os.Remove(cfg.Note))
+		return nil, errors.Join(fmt.Errorf("cannot forward X11: %w", err), f.authority.remove(f.cfg.Namespace), removeFile(cfg.Note))
 	}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	for _, l := range f.listeners {
@@ -125,7 +125,7 @@ func (f *Forward) Close() error {
 	f.stop()
 	f.closeListeners()
 	f.wg.Wait()
-	return errors.Join(f.authority.remove(f.cfg.Namespace), os.Remove(f.cfg.Note))
+	return errors.Join(f.authority.remove(f.cfg.Namespace), removeFile(f.cfg.Note))
 }
 
 func (f *Forward) closeListeners() {
