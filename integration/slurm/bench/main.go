@@ -4,7 +4,9 @@
 //	go run ./integration/slurm/bench -bin $PWD/bin [-release 24.11] [-runs 9] [-only -n4]
 //
 // Each row has both medians, the ratio ours/slurmstepd (below 1 is faster) and where the
-// median of the pairs' ratios is to be sought in 19 of 20 cases.
+// median of the pairs' ratios is to be sought in 19 of 20 cases. A row of stdin has a second line:
+// the processor time of srun itself, which copies its input in pieces of 1 KiB in one thread, beside
+// the whole time with slurmstepd. No step daemon can take less.
 package main
 
 import (
@@ -103,20 +105,29 @@ const format = "%-28s %4v %11s %11s %11s %11s %7s  %s\n"
 // measure takes turns, of which the other side goes first in the next round, and prints
 // the row. A first round warms up.
 func measure(ctx context.Context, sides [2]*side, r row) error {
-	var times [2][]float64
+	var times, cpu [2][]float64
 	for round := range r.runs + 1 {
 		for k := range sides {
 			k = (k + round) % 2
-			ms, err := sides[k].time(ctx, r)
+			t, err := sides[k].time(ctx, r)
 			if err != nil {
 				return err
 			}
 			if round > 0 {
-				times[k] = append(times[k], ms)
+				times[k], cpu[k] = append(times[k], t.ms), append(cpu[k], t.cpu)
 			}
 		}
 	}
-	pairs := make([]float64, r.runs)
+	printRow(r.what, times)
+	if r.stdin > 0 {
+		printRow("  srun's own CPU, ours", [2][]float64{cpu[0], times[1]})
+	}
+	return nil
+}
+
+func printRow(what string, times [2][]float64) {
+	runs := len(times[0])
+	pairs := make([]float64, runs)
 	for i := range pairs {
 		pairs[i] = times[0][i] / times[1][i]
 	}
@@ -124,9 +135,8 @@ func measure(ctx context.Context, sides [2]*side, r row) error {
 	n := len(pairs)
 	off := int(math.Ceil(0.98 * math.Sqrt(float64(n)))) // of a median, in 19 of 20 cases
 	ms := func(k int, q float64) string { return fmt.Sprintf("%.1f ms", quantile(times[k], q)) }
-	fmt.Printf(format, r.what, r.runs, ms(0, 0.5), ms(0, 0.9), ms(1, 0.5), ms(1, 0.9),
+	fmt.Printf(format, what, runs, ms(0, 0.5), ms(0, 0.9), ms(1, 0.5), ms(1, 0.9),
 		fmt.Sprintf("%.2f", quantile(times[0], 0.5)/quantile(times[1], 0.5)), fmt.Sprintf("%.2f to %.2f", pairs[max(0, n/2-off)], pairs[min(n-1, n/2+off)]))
-	return nil
 }
 
 func quantile(times []float64, q float64) float64 {

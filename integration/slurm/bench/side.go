@@ -20,7 +20,8 @@ import (
 // so that what enters the namespaces is not measured.
 const inside = "--inside"
 
-// A request is a command to be timed; the reply is a number of milliseconds, or words.
+// A request is a command to be timed; the reply is two numbers of milliseconds, the time and the
+// command's processor time, or words.
 type request struct {
 	Args  []string
 	Stdin string // a file
@@ -52,7 +53,8 @@ func serve(in io.Reader, out io.Writer) int {
 			fmt.Fprintf(out, "%s: %v: %s\n", r.Args[0], err, strings.ReplaceAll(said.String(), "\n", " "))
 			continue
 		}
-		fmt.Fprintf(out, "%g\n", float64(took.Microseconds())/1000)
+		used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+		fmt.Fprintf(out, "%g %g\n", float64(took.Microseconds())/1000, float64(used.Microseconds())/1000)
 	}
 	return 0
 }
@@ -120,10 +122,14 @@ func (s *side) end() {
 	}
 }
 
-// time measures a row once, in milliseconds.
-func (s *side) time(ctx context.Context, r row) (float64, error) {
+// timing is how long a command has taken, in milliseconds, and its processor time.
+type timing struct{ ms, cpu float64 }
+
+// time measures a row once.
+func (s *side) time(ctx context.Context, r row) (t timing, err error) {
 	if r.batch {
-		return s.turnaround(ctx)
+		t.ms, err = s.turnaround(ctx)
+		return t, err
 	}
 	q := request{Args: append([]string{"srun", "-Q", "--jobid", s.job, "--overlap", "-O"}, r.args...)}
 	if r.stdin > 0 {
@@ -131,20 +137,19 @@ func (s *side) time(ctx context.Context, r row) (float64, error) {
 	}
 	line, err := json.Marshal(q)
 	if err != nil {
-		return 0, err
+		return t, err
 	}
 	if _, err := s.ask.Write(append(line, '\n')); err != nil {
-		return 0, err
+		return t, err
 	}
 	reply, err := s.replies.ReadString('\n')
 	if err != nil {
-		return 0, err
+		return t, err
 	}
-	var ms float64
-	if _, err := fmt.Sscanf(reply, "%g\n", &ms); err != nil {
-		return 0, errors.New(strings.TrimSpace(reply))
+	if _, err := fmt.Sscanf(reply, "%g %g\n", &t.ms, &t.cpu); err != nil {
+		return t, errors.New(strings.TrimSpace(reply))
 	}
-	return ms, nil
+	return t, nil
 }
 
 // turnaround is a batch job's time from its allocation to its end, as slurmctld logs
