@@ -12,6 +12,10 @@ import (
 // one of them reads, or ends.
 const heldMax = 1 << 20
 
+// turnsMax bounds how often the input that is read at once changes its task: each change takes
+// memory for every task. srun sends what is for all, or for one.
+const turnsMax = 64
+
 // input is the stdin of one task. The loop alone uses it.
 type input struct {
 	task    int
@@ -57,7 +61,7 @@ func (in *inputs) give(window []byte) (rest []byte, asked bool, err error) {
 	c := &chunk{data: window}
 	whole := 0 // data is put together in the beginning of window, without headers
 	var last header
-	begin := 0
+	begin, turns := 0, 0
 	run := func() { // hands on data of one destination
 		if whole > begin {
 			in.each(last, func(i *input) { i.queue = append(i.queue, span{c, begin, whole}); c.refs++ })
@@ -76,17 +80,20 @@ func (in *inputs) give(window []byte) (rest []byte, asked bool, err error) {
 		if !ok {
 			break
 		}
-		if h.kind != last.kind || h.rank != last.rank || len(data) == 0 {
-			run()
-			last = h
-		}
 		switch {
 		case h.kind == test:
 			asked = true
-		case len(data) == 0:
-			in.each(h, func(i *input) { i.ending = true })
-		default:
+		case h.kind != last.kind || h.rank != last.rank || len(data) == 0:
+			if turns++; turns > turnsMax {
+				return nil, asked, fmt.Errorf("input for other tasks more than %d times in %d bytes", turnsMax, len(window))
+			}
+			run()
+			last = h
+		}
+		if len(data) > 0 {
 			whole += copy(window[whole:], data)
+		} else if h.kind != test {
+			in.each(h, func(i *input) { i.ending = true })
 		}
 		rest = rest[headerSize+len(data):]
 	}

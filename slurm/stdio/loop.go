@@ -393,8 +393,8 @@ func (l *loop) sendEnd(o *output) {
 	l.emitEnd(o, o.header)
 }
 
-// endHeld ends streams that have nothing to pass on, and reports which processes hold them
-// open.
+// endHeld ends streams that are to be closed, and reports which processes hold them open. It looks
+// for these before: one that writes ends by SIGPIPE.
 func (l *loop) endHeld(outs []*output) {
 	pipes := make(map[uint64]launch.Held)
 	for _, o := range outs {
@@ -402,9 +402,11 @@ func (l *loop) endHeld(outs []*output) {
 		if unix.Fstat(o.src, &st) == nil {
 			pipes[st.Ino] = launch.Held{FD: int(o.kind), Rank: o.task}
 		}
-		l.end(o)
 	}
 	relay.FindWriters(pipes)
+	for _, o := range outs {
+		l.end(o)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, h := range pipes {

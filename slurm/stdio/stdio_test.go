@@ -719,6 +719,37 @@ func TestHeld(t *testing.T) {
 	<-r.loop.done
 }
 
+// TestHeldWriter: a process that writes to a stream without end does not keep the daemon, and is
+// named, though it ends by SIGPIPE as soon as the stream is closed.
+func TestHeldWriter(t *testing.T) {
+	r := begin(t, config(1))
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		_, _ = io.Copy(io.Discard, r.srun.r)
+		r.srun.Close()
+	}()
+	yes, err := os.StartProcess("/usr/bin/yes", []string{"yes"}, &os.ProcAttr{Files: []*os.File{nil, r.fd(4, 1), nil}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = yes.Kill(); _, _ = yes.Wait() }()
+	r.tasksEnd()
+	drained := make(chan []launch.Held, 1)
+	go func() { drained <- r.Drain(10 * time.Millisecond) }()
+	select {
+	case held := <-drained:
+		if len(held) != 1 || held[0].PID != yes.Pid {
+			t.Errorf("Drain = %v", held)
+		}
+	case <-time.After(time.Minute):
+		t.Error("the stream has not been closed within a minute")
+		r.loop.enter(stopped)
+	}
+	r.close()
+	<-read
+}
+
 // TestCloseBounded: an srun that never closes its streams does not keep the daemon.
 func TestCloseBounded(t *testing.T) {
 	r := begin(t, config(1))
