@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"stepd/internal/linux"
 )
 
 // measured is what xauth 1.1.2 has written for `add n1/unix:88 MIT-MAGIC-COOKIE-1`.
@@ -162,31 +160,6 @@ func TestLock(t *testing.T) {
 	unlock(path)
 	if err := <-taken; err != nil {
 		t.Error(err)
-	}
-}
-
-// TestRootKeyOfUser: the key is written by the user's rights, and not by root's.
-func TestRootKeyOfUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	const user = 65534
-	x := newXServer(t)
-	cfg := x.config()
-	cfg.Owner = linux.User{UID: user, GID: user, Groups: []uint32{user}}
-	cfg.Dir = "/tmp"
-	f := x.start(cfg)
-	var st unix.Stat_t
-	if err := unix.Lstat(f.authority.Path, &st); err != nil || st.Uid != user || st.Gid != user || st.Mode != unix.S_IFREG|0o600 {
-		t.Errorf("%+v, %v", st, err)
-	}
-	cfg = x.config() // its directory is root's
-	cfg.Owner = f.cfg.Owner
-	if f, err := Start(cfg); !errors.Is(err, fs.ErrPermission) {
-		if err == nil {
-			f.Close()
-		}
-		t.Errorf("in a directory of root's: %v", err)
 	}
 }
 
