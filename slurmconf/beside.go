@@ -162,6 +162,7 @@ func pmi2Keys(c *step.PMI2Conf) keySet {
 		"pmi2waitsperrank": count(&c.WaitsPerRank, 1, 65536),
 		"pmi2closegrace":   secondsFrom1(&c.CloseGrace),
 		"pmi2fencetimeout": seconds(&c.FenceTimeout),
+		"pmi2spawntimeout": seconds(&c.SpawnTimeout),
 	}
 }
 

@@ -139,7 +139,7 @@ LaunchParameters=use_interactive_step,\
 InteractiveStepOptions="--interactive --pty bash -l"
 DebugFlags=cpu_bind,Backfill,JobContainer
 `,
-		"stepd.conf":         "HookTimeout=7\nExitGrace=3\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=127.0.0.1:9\nUserStepsMax=11\nUserConnectionsMax=12\nUserRequestBytes=0x200000\nUserReplayBytes=131072\nKeepSteps=5\nStepProcessesPercent=12.5\nSpoolTimeout=9\nReplayBytes=4096\nPeerPorts=60001-60999\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\n",
+		"stepd.conf":         "HookTimeout=7\nExitGrace=3\nSpankAllowReleases=20.11,any\nQuarantineAfter=2\nSpankStrict=yes\nNoNewPrivs=1\nRequireSafePlugins=true\nMetricsListen=127.0.0.1:9\nUserStepsMax=11\nUserConnectionsMax=12\nUserRequestBytes=0x200000\nUserReplayBytes=131072\nKeepSteps=5\nStepProcessesPercent=12.5\nSpoolTimeout=9\nReplayBytes=4096\nPeerPorts=60001-60999\nSpawnStepsMax=20\nPublishedNamesMax=21\nPMI1KeyBytes=100\nPMI2KeyBytes=101\nPMI2ValueBytes=1025\nPMI2FrameBytes=70000\nPMI2Attributes=17\nPMI2KeysPerRank=18\nPMI2TotalBytes=0x100000\nPMI2QueueBytes=300000\nPMI2WaitsPerRank=19\nPMI2CloseGrace=2\nPMI2FenceTimeout=60\nPMI2SpawnTimeout=61\n",
 		"cgroup.conf":        "# c\nConstrainCores=yes\n",
 		"gres.conf":          "Name=gpu File=/dev/null,/dev/zero\n",
 		"mpi.conf":           "\nPMIxDebug=1\nPMIxTimeout=20\nPMIxEnv=A=1;B=x=y\nPMIxShareServerTopology=no\n",
@@ -167,7 +167,7 @@ DebugFlags=cpu_bind,Backfill,JobContainer
 			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, StepProcessesPercent: 12.5, SpoolTimeout: 9 * time.Second, ExitGrace: 3 * time.Second, ReplayBytes: 4096, PeerPorts: [2]uint16{60001, 60999},
 			PMI2: step.PMI2Conf{
 				KeyBytes1: 100, KeyBytes2: 101, ValueBytes: 1025, FrameBytes: 70000, Attributes: 17, KeysPerRank: 18, TotalBytes: 1 << 20,
-				QueueBytes: 300000, WaitsPerRank: 19, CloseGrace: 2 * time.Second, FenceTimeout: time.Minute,
+				QueueBytes: 300000, WaitsPerRank: 19, CloseGrace: 2 * time.Second, FenceTimeout: time.Minute, SpawnTimeout: 61 * time.Second,
 			},
 		},
 		Container: Container{

@@ -2,6 +2,7 @@ package step
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -175,6 +176,14 @@ func (s ExitStatus) CodeAndSignal() (code, signal *int) {
 	}
 	n, _ := s.Exited()
 	return &n, nil
+}
+
+// OwnEnd reports whether the step has ended as its tasks have, whatever their exit codes are: it
+// was neither aborted nor ended by a user, a limit or a plugin, and no task was lost.
+func (r *Record) OwnEnd() bool {
+	lost := func(t Task) bool { return t.Status == nil && t.State != TaskFailed } // a task of a lost node, say
+	return r.State == Completed ||
+		r.State == Failed && !r.Aborted && r.PluginCrash == nil && !slices.ContainsFunc(r.Tasks, lost)
 }
 
 // Merge copies stepd's part of told, stepd's record of the step, into noded's record. The

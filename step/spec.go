@@ -292,6 +292,9 @@ type PMI2Conf struct {
 	// FenceTimeout bounds how long ranks wait in a fence for others that live:
 	// then the step ends and the missing ranks are named. 0 is no bound.
 	FenceTimeout time.Duration `json:"fence_timeout,omitempty"`
+	// SpawnTimeout bounds how long srun may take to start a step that ranks spawn; 0 is no bound.
+	// noded starts one at once or refuses it.
+	SpawnTimeout time.Duration `json:"spawn_timeout,omitempty"`
 }
 
 // PMIxConf are the keys of Slurm's mpi.conf that have a meaning here.

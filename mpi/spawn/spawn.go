@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -223,19 +222,10 @@ func (c *child) ended(rec *step.Record) {
 	c.mu.Lock()
 	given := c.given
 	c.mu.Unlock()
-	switch {
-	case given, rec != nil && rec.State == step.Completed:
-	case rec != nil && rec.State == step.Failed && !rec.Aborted && rec.PluginCrash == nil && !lostTasks(rec):
-		// Its tasks' exit codes, which were reported, and are not ours.
-	default:
+	// An end of its own is its tasks' exit codes, which were reported, and are not ours.
+	if !given && (rec == nil || !rec.OwnEnd()) {
 		c.s.Abort(c.rank, max(code, 1), fmt.Sprintf("step %s, which it has spawned, has ended: %s", c.id, reason))
 	}
-}
-
-// lostTasks reports whether there are tasks whose end is unknown: tasks of a node that
-// was lost, or whose stepd was lost.
-func lostTasks(rec *step.Record) bool {
-	return slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.Status == nil && t.State != step.TaskFailed })
 }
 
 // cancel ends the step, which goes on reporting.

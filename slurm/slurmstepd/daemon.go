@@ -29,6 +29,7 @@ import (
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/socket"
+	"stepd/slurm/spawn"
 	"stepd/slurm/spec"
 	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
@@ -68,7 +69,12 @@ type daemon struct {
 	joined    launch.Namespaces
 	container *jobcontainer.Slurmd
 	bundles   *oci.Plugin // nil for a step outside of the OCI's containers
-	verdict   verdict
+	// inbox takes what slurmd passes on of srun and other steps; spawns is nil of a step without
+	// srun's PMI-2, reporter of one that no step has spawned.
+	inbox    *spawn.Inbox
+	spawns   *spawn.Services
+	reporter *spawn.Reporter
+	verdict  verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
 	// left is what outlives SIGKILL, nil for nothing. Only run's goroutine uses it, or complete
@@ -199,6 +205,7 @@ func stepName(s *wire.Stream) string {
 
 // wire joins the step to its neighbours.
 func (d *daemon) wire() (err error) {
+	d.inbox = d.newInbox()
 	d.peers.attempted = d.aud.settleEnd
 	d.aud.journal = newJournal(d)
 	if err := d.guard(); err != nil {
@@ -217,12 +224,15 @@ func (d *daemon) wire() (err error) {
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
 		Audience: d.aud, Streams: d.aud.streams, Output: output{streams: d.aud.srun},
 		OnMain:  func(f func()) { onMain <- f },
-		Plugins: plugins, Namespaces: d.joined, Peers: func() (launch.Peers, error) { return newGroup(d) }, Aborted: func(rank, code int, text string) { d.group.aborted(rank, code, text) },
+		Plugins: plugins, Namespaces: d.joined, Services: d.services, Peers: func() (launch.Peers, error) { return newGroup(d) }, Aborted: func(rank, code int, text string) { d.group.aborted(rank, code, text) },
 	})
 	if err != nil {
 		return err
 	}
 	close(d.wired)
+	if err := d.reportOrigin(); err != nil {
+		return err
+	}
 	return d.listen()
 }
 
@@ -312,12 +322,21 @@ func (d *daemon) run() int {
 	ended, swept := make(chan struct{}), make(chan struct{})
 	go d.sweep(ended, swept)
 	rec := d.st.Run(ctx)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		if d.reporter != nil {
+			d.reporter.Ended(&rec)
+		}
+		d.closeSpawns()
+	}()
 	d.reportEnd(report, &rec)
 	d.mark(markComplete)
 	close(ended)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	d.group.leave(ctx)
 	<-swept
+	<-told
 	d.left.wait(report, d)
 	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
 		d.log.Error(err)
@@ -387,6 +406,7 @@ func (d *daemon) remove() error {
 	if d.socket != nil {
 		d.socket.Close()
 	}
+	d.closeSpawns()
 	if d.bundles != nil && !d.bundles.Conf.KeepFiles {
 		errs = append(errs, d.bundles.Remove())
 	}

@@ -22,6 +22,7 @@ import (
 	"stepd/slurm/keeper"
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
+	"stepd/slurm/spawn"
 	"stepd/slurm/wire"
 	"stepd/step"
 )
@@ -71,6 +72,9 @@ func (o *orphan) run() int {
 	var reports sync.WaitGroup
 	if answered {
 		reports.Go(func() { o.reportSrun(ctx) })
+		if o.mark(markComplete) == 0 {
+			reports.Go(o.reportOrigin)
+		}
 	}
 	if killErr != nil {
 		o.log.Error(killErr)
@@ -198,6 +202,21 @@ func (o *orphan) reportSrun(ctx context.Context) {
 	for _, end := range o.ends() {
 		o.peers.tellLauncher(ctx, end)
 	}
+}
+
+// reportOrigin tells the step that has spawned this one that the node's tasks are killed.
+func (o *orphan) reportOrigin() {
+	w := &o.will
+	if w.Origin == nil {
+		return
+	}
+	slurmds := &slurmds{client: o.peers.ctld, slurmUser: w.SlurmUser, conf: w.SlurmConf}
+	r := &spawn.Reporter{
+		Origin: w.Origin, ID: step.ID{Job: w.Step.Job, Step: w.Step.Step}, Node: w.Node, Ranks: len(w.Ranks),
+		Forward: slurmds.forward, Log: func(text string) { o.log.Info(text) }, Gone: func(string) {},
+	}
+	r.Start()
+	r.Ended(&step.Record{State: step.Failed, Reason: lostReason, Tasks: []step.Task{{State: step.TaskPending}}, ExitCode: new(137)})
 }
 
 // reportController tells slurmctld that the step has ended.

@@ -47,6 +47,9 @@ type will struct {
 	// Container is the folder of the containers of the node's jobs, where this step has made its
 	// job's, else "".
 	Container string `json:"container"`
+	// Origin is who has spawned the step, nil without; SlurmConf is where slurm.conf is.
+	Origin    *spec.Origin `json:"origin,omitempty"`
+	SlurmConf string       `json:"slurm_conf"`
 	// Cgroups are the step's. A step without any is found by its session and by when its daemon
 	// has started, in ticks.
 	Cgroups     proctrack.StepCgroups `json:"cgroups"`
@@ -79,8 +82,9 @@ func (d *daemon) will() (*will, error) {
 		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
-		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID))},
+		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), d.inbox.Path},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
+		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File,
 	}
 	if d.container != nil {
 		w.Container = d.container.Dir()

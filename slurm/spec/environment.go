@@ -39,11 +39,11 @@ func environment(env []string, s *wire.Stream) []string {
 			return value == "none" && !interactive
 		case "SLURM_UMASK": // or a command of the session would take it for the user's choice
 			return interactive
-		// They are of srun's own servers of keys, which no task speaks to.
-		case "SLURM_PMI2_SRUN_PORT", "SLURM_PMI2_STEP_NODES", "SLURM_PMI2_PROC_MAPPING", "SLURM_PMIXP_ABORT_AGENT_PORT":
+		case "SLURM_PMIXP_ABORT_AGENT_PORT":
 			return true
 		}
-		return !ok || name == ""
+		// srun's own servers are not the tasks' to ask, and an srun of theirs is not the spawned one.
+		return !ok || name == "" || strings.HasPrefix(name, pmi2Prefix) && name != pmi2Prefix+"TREE_WIDTH"
 	})
 }
 

@@ -71,6 +71,7 @@ func ofLaunch(s *wire.Stream, c *slurmconf.Config) (*step.Spec, error) {
 	if l.Flags&wire.FlagMultiProg != 0 {
 		err = multiProg(out)
 	}
+	spawned(out, s)
 	return out, err
 }
 
