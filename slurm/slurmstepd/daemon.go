@@ -106,6 +106,11 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	if d.spec, err = spec.Of(s, d.conf); err != nil {
 		return nil, &refusal{unix.EINVAL, err}
 	}
+	defer func() {
+		if err != nil {
+			d.reportRefused(err)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
 	defer cancel()
 	if err := d.findUser(ctx); err != nil {

@@ -216,7 +216,7 @@ func (o *orphan) reportOrigin() {
 		Forward: slurmds.forward, Log: func(text string) { o.log.Info(text) }, Gone: func(string) {},
 	}
 	r.Start()
-	r.Ended(&step.Record{State: step.Failed, Reason: lostReason, Tasks: []step.Task{{State: step.TaskPending}}, ExitCode: new(137)})
+	r.Ended(lostRecord(lostReason))
 }
 
 // reportController tells slurmctld that the step has ended.

@@ -56,13 +56,36 @@ func (d *daemon) reportOrigin() error {
 	if err := d.inbox.Open(); err != nil {
 		return err
 	}
-	d.reporter = &spawn.Reporter{
-		Origin: origin, ID: d.spec.ID, Node: d.spec.NodeName, Ranks: len(d.plan.Ranks), Forward: d.slurmds().forward,
-		Log:  func(text string) { d.log.Info(text) },
-		Gone: func(reason string) { d.st.Cancel(reason) },
-	}
+	d.reporter = d.newReporter(origin)
+	d.reporter.Gone = func(reason string) { d.st.Cancel(reason) }
 	d.reporter.Start()
 	return nil
+}
+
+func (d *daemon) newReporter(origin *spec.Origin) *spawn.Reporter {
+	return &spawn.Reporter{
+		Origin: origin, ID: d.spec.ID, Node: d.spec.NodeName, Ranks: len(d.spec.LocalRanks()), Forward: d.slurmds().forward,
+		Log: func(text string) { d.log.Info(text) }, Gone: func(string) {},
+	}
+}
+
+// reportRefused tells the step that has spawned this one that it does not begin.
+func (d *daemon) reportRefused(why error) {
+	origin := spec.OriginOf(d.stream)
+	if origin == nil {
+		return
+	}
+	if d.peers == nil {
+		d.peers = d.newPeers()
+	}
+	r := d.newReporter(origin)
+	r.Start()
+	r.Ended(lostRecord(why.Error()))
+}
+
+// lostRecord is of a step whose tasks' ends are not known.
+func lostRecord(reason string) *step.Record {
+	return &step.Record{State: step.Failed, Reason: reason, Tasks: []step.Task{{State: step.TaskPending}}}
 }
 
 // closeSpawns ends what serves spawned and spawning steps.

@@ -5,9 +5,10 @@
  *   spawn [HOW [INFO=VALUE...]]
  *
  * HOW is "one" (the default): two children of one command; "two": two commands, of two children
- * and one; "COMMAND": that one, which cannot be started. Rank 0 of the parents publishes a name
- * and spawns; the children find the name and the key that they were given, and print what they
- * are. When rank 0 of theirs has published that all have come, the parent ends.
+ * and one; "linger": "one" whose parents and children live until they are ended; "COMMAND": that
+ * one, which cannot be started. Rank 0 of the parents publishes a name and spawns; the children
+ * find the name and the key that they were given, and print what they are. When rank 0 of theirs
+ * has published that all have come, the parent ends.
  */
 #define _GNU_SOURCE
 #include <slurm/pmi2.h>
@@ -44,15 +45,19 @@ static void child(int rank, int size, int appnum, char **argv)
 	fflush(stdout);
 	if (rank == 0)
 		check(PMI2_Nameserv_publish("children", NULL, "all"), "publish");
+	if (strcmp(argv[2], "linger") == 0)
+		sleep(600);
 	for (char **e = environ; *e; e++)
 		if (strncmp(*e, "SLURM_PMI2_SP", 13) == 0 && !strstr(*e, "PORT"))
 			printf("it has %s\n", *e);
 }
 
-/* spawn has count commands started. */
-static int spawn(int count, const char *self, int infos, struct MPID_Info *info)
+/* spawn has the children started. */
+static int spawn(const char *how, const char *self, int infos, struct MPID_Info *info)
 {
-	const char *one[] = {"child", "first one", NULL}, *two[] = {"child", "it's 100%", NULL};
+	int count = strcmp(how, "two") == 0 ? 2 : 1;
+	const char *word = strcmp(how, "linger") == 0 ? how : "first one";
+	const char *one[] = {"child", word, NULL}, *two[] = {"child", "it's 100%", NULL};
 	const char *commands[] = {self, self}, **args[] = {one, two};
 	int argcs[] = {2, 2}, procs[] = {2, 1}, sizes[] = {infos, 0}, errors[3] = {0};
 	const struct MPID_Info *list[] = {info, info};
@@ -93,13 +98,17 @@ int main(int argc, char **argv)
 	}
 	if (rank == 0) {
 		check(PMI2_Nameserv_publish("parent", NULL, "here"), "publish");
-		if (strcmp(how, "one") != 0 && strcmp(how, "two") != 0)
+		if (strcmp(how, "one") != 0 && strcmp(how, "two") != 0 &&
+		    strcmp(how, "linger") != 0)
 			self = how;
-		int rc = spawn(strcmp(how, "two") == 0 ? 2 : 1, self, infos, info);
+		int rc = spawn(how, self, infos, info);
 		printf("spawn: %s\n", rc == PMI2_SUCCESS ? "ok" : "failed");
+		fflush(stdout);
 		while (rc == PMI2_SUCCESS &&
 		       PMI2_Nameserv_lookup("children", NULL, value, sizeof(value)) != PMI2_SUCCESS)
 			usleep(20000); /* names have no wait */
+		if (strcmp(how, "linger") == 0)
+			sleep(600);
 		check(PMI2_Nameserv_unpublish("parent", NULL), "unpublish");
 		if (PMI2_Nameserv_lookup("parent", NULL, value, sizeof(value)) == PMI2_SUCCESS)
 			printf("the name is still there\n");
