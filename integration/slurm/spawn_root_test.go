@@ -31,6 +31,9 @@ var spawnCases = []spawnCase{
 	{name: "one command", script: `run one; echo rc=$?`, want: childLine(0, 2, 0, "first one", "/alice") + childLine(1, 2, 0, "first one", "/alice") + "spawn: ok\nrc=0\n"},
 	{name: "two commands, and a directory of the first", script: `mkdir -p sub; run two wdir=$PWD/sub; echo rc=$?`, want: childLine(0, 3, 0, "first one", "/sub") + childLine(1, 3, 0, "first one", "/sub") + childLine(2, 3, 1, "it's 100%", "/alice") + "spawn: ok\nrc=0\n"},
 	{name: "on another node, found by a path", script: `mkdir -p bin; cp $DIR/spawn bin/other; run one host=n2:2 path=$PWD/bin wdir=bin foo=bar; echo rc=$?`, want: childLine(0, 2, 0, "first one", "/bin") + childLine(1, 2, 0, "first one", "/bin") + "spawn: ok\nrc=0\n"},
+	{name: "from two nodes, over two nodes", script: `SLURM_JOB_NUM_NODES=2 srun -N2 -n4 --mpi=pmi2 $DIR/spawn two; echo rc=$?`, want: childLine(0, 3, 0, "first one", "/alice") +
+		childLine(1, 3, 0, "first one", "/alice") + childLine(2, 3, 1, "it's 100%", "/alice") + "spawn: ok\nrc=0\n"},
+	{name: "a child over two nodes is cancelled", script: strings.Replace(linger, "run", "SLURM_JOB_NUM_NODES=2 run", 1) + `scancel $SLURM_JOB_ID.1; ended`, want: "no step\nended\n"},
 	{name: "no node of the job", script: `run one host=n3; echo rc=$?`, want: "spawn: failed\nrc=0\n"},
 	{name: "no such program", script: `run ./none 2>err; sed s/n2/n1/ err; echo rc=$?`, want: "spawn: failed\n" +
 		"slurmstepd-n1: error: execve(): WD/./none: No such file or directory\n" + "slurmstepd-n1: error: execve(): WD/./none: No such file or directory\n" +

@@ -415,6 +415,7 @@ func (p upcalls) serveSpawn(ctx context.Context, r *reader) (reply, error) {
 		return reply{}, err
 	}
 	if p.job.Job == nil || who.nspace != p.world.nspace {
+		p.log(fmt.Sprintf("cannot spawn for MPI rank %d of %s: nothing starts steps for PMIx here (under slurmd srun does for --mpi=pmi2 alone), or it is no rank of this step", who.rank, who.nspace))
 		return status(stNotSupported), nil
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.timeout(infos), errTimeout)

@@ -100,18 +100,32 @@ func newGroup(d *daemon) (launch.Peers, error) {
 	return g, nil
 }
 
-// addresses are the neighbours': from the credential, where the nodes are known to the controller
-// alone, else from slurm.conf.
+// addresses are the neighbours', by node id.
 func addresses(d *daemon, names []string, neighbours []int) (map[int]slurmconf.Address, error) {
 	var of []string
 	for _, n := range neighbours {
 		of = append(of, names[n])
 	}
+	found, err := d.addresses(of)
+	byID := make(map[int]slurmconf.Address)
+	for _, n := range neighbours {
+		at, ok := found[names[n]]
+		if !ok {
+			return nil, fmt.Errorf("cannot find where node %q of the step is: %w", names[n], err)
+		}
+		byID[n] = at
+	}
+	return byID, nil
+}
+
+// addresses finds nodes of the job: from the credential, where the nodes are known to the
+// controller alone, else from slurm.conf.
+func (d *daemon) addresses(of []string) (map[string]slurmconf.Address, error) {
 	cred := d.cred()
 	found, err := slurmconf.Addresses(d.conf.File, of)
 	if hosts, expand := slurmconf.ExpandHosts(cred.JobHosts); expand == nil && len(cred.NodeAddrs) == len(hosts) && len(hosts) > 0 {
 		if found == nil {
-			found, err = make(map[string]slurmconf.Address), nil
+			found = make(map[string]slurmconf.Address)
 		}
 		for _, name := range of {
 			at := slices.Index(hosts, name)
@@ -123,15 +137,7 @@ func addresses(d *daemon, names []string, neighbours []int) (map[int]slurmconf.A
 			found[name] = a
 		}
 	}
-	byID := make(map[int]slurmconf.Address)
-	for _, n := range neighbours {
-		at, ok := found[names[n]]
-		if !ok {
-			return nil, fmt.Errorf("cannot find where node %q of the step is: %w", names[n], err)
-		}
-		byID[n] = at
-	}
-	return byID, nil
+	return found, err
 }
 
 // lost ends the step for a lost node. Those next to it in the tree say so to the step's users: they

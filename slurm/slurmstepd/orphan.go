@@ -24,6 +24,7 @@ import (
 	"stepd/slurm/rpc"
 	"stepd/slurm/spawn"
 	"stepd/slurm/wire"
+	"stepd/slurmconf"
 	"stepd/step"
 )
 
@@ -210,7 +211,9 @@ func (o *orphan) reportOrigin() {
 	if w.Origin == nil {
 		return
 	}
-	slurmds := &slurmds{client: o.peers.ctld, slurmUser: w.SlurmUser, conf: w.SlurmConf}
+	slurmds := &slurmds{client: o.peers.ctld, slurmUser: w.SlurmUser, find: func(nodes []string) (map[string]slurmconf.Address, error) {
+		return slurmconf.Addresses(w.SlurmConf, nodes)
+	}}
 	r := &spawn.Reporter{
 		Origin: w.Origin, ID: step.ID{Job: w.Step.Job, Step: w.Step.Step}, Node: w.Node, Ranks: len(w.Ranks),
 		Forward: slurmds.forward, Log: func(text string) { o.log.Info(text) }, Gone: func(string) {},

@@ -1,7 +1,9 @@
 package slurmstepd
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"stepd/slurm/munge"
@@ -102,12 +104,13 @@ func (d *daemon) closeSpawns() {
 type slurmds struct {
 	client    rpc.Client
 	slurmUser uint32
-	conf      string // slurm.conf, which says where they are
+	find      func(nodes []string) (map[string]slurmconf.Address, error)
 }
 
 func (d *daemon) slurmds() *slurmds {
-	s := &slurmds{client: d.peers.ctld, slurmUser: d.peers.slurmUser, conf: d.conf.File}
-	s.client.Written = nil
+	s := &slurmds{client: d.peers.ctld, slurmUser: d.peers.slurmUser, find: d.addresses}
+	// Nodes with several releases have the oldest one's messages, which srun has.
+	s.client.Release = min(d.stream.Conf.Release, cmp.Or(d.stream.ClientRelease, d.stream.Conf.Release))
 	return s
 }
 
@@ -116,11 +119,12 @@ var forwardRetry = rpc.Retry{Tries: 5, Pause: 100 * time.Millisecond, Longest: 8
 
 // forward is a spawn.Forward. It reads slurm.conf: few steps spawn others.
 func (s *slurmds) forward(ctx context.Context, node string, to step.ID, record []byte) error {
-	at, err := slurmconf.Addresses(s.conf, []string{node})
-	if err != nil {
-		return err
+	found, err := s.find([]string{node})
+	at, ok := found[node]
+	if !ok {
+		return fmt.Errorf("cannot find where node %q is: %w", node, err)
 	}
-	peer := rpc.Peer{Addr: at[node].HostPort(), Reader: munge.Anyone, Signers: []uint32{0, s.slurmUser}}
-	m := &wire.ForwardData{Address: spawn.Address(at[node].Spool, to), Data: record}
+	peer := rpc.Peer{Addr: at.HostPort(), Reader: munge.Anyone, Signers: []uint32{0, s.slurmUser}}
+	m := &wire.ForwardData{Address: spawn.Address(at.Spool, to), Data: record}
 	return s.client.Deliver(ctx, []rpc.Peer{peer}, m, forwardRetry)
 }
