@@ -238,9 +238,7 @@ func (a *audience) tellExit(ranks []int, status step.ExitStatus) {
 }
 
 func (a *audience) State(rec step.Record) {
-	if a.d.reporter != nil {
-		a.d.reporter.Look(&rec)
-	}
+	a.d.spawning.look(&rec)
 	if rec.State != step.Running || a.launched {
 		return
 	}

@@ -29,7 +29,6 @@ import (
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/socket"
-	"stepd/slurm/spawn"
 	"stepd/slurm/spec"
 	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
@@ -69,12 +68,8 @@ type daemon struct {
 	joined    launch.Namespaces
 	container *jobcontainer.Slurmd
 	bundles   *oci.Plugin // nil for a step outside of the OCI's containers
-	// inbox takes what slurmd passes on of srun and other steps; spawns is nil of a step without
-	// srun's PMI-2, reporter of one that no step has spawned.
-	inbox    *spawn.Inbox
-	spawns   *spawn.Services
-	reporter *spawn.Reporter
-	verdict  verdict
+	spawning  *spawning   // nil before wire
+	verdict   verdict
 	// silent: slurmctld starts the batch job anew, and this end is not reported.
 	silent atomic.Bool
 	// left is what outlives SIGKILL, nil for nothing. Only run's goroutine uses it, or complete
@@ -108,7 +103,7 @@ func newDaemon(s *wire.Stream, caller *caller) (_ *daemon, err error) {
 	}
 	defer func() {
 		if err != nil {
-			d.reportRefused(err)
+			reportRefused(d, err)
 		}
 	}()
 	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
@@ -210,7 +205,7 @@ func stepName(s *wire.Stream) string {
 
 // wire joins the step to its neighbours.
 func (d *daemon) wire() (err error) {
-	d.inbox = d.newInbox()
+	d.spawning = newSpawning(d)
 	d.peers.attempted = d.aud.settleEnd
 	d.aud.journal = newJournal(d)
 	if err := d.guard(); err != nil {
@@ -229,13 +224,13 @@ func (d *daemon) wire() (err error) {
 	d.st, err = stepwire.Step(d.plan, stepwire.Neighbours{
 		Audience: d.aud, Streams: d.aud.streams, Output: output{streams: d.aud.srun},
 		OnMain:  func(f func()) { onMain <- f },
-		Plugins: plugins, Namespaces: d.joined, Services: d.services, Peers: func() (launch.Peers, error) { return newGroup(d) }, Aborted: func(rank, code int, text string) { d.group.aborted(rank, code, text) },
+		Plugins: plugins, Namespaces: d.joined, Services: d.spawning.serve, Peers: func() (launch.Peers, error) { return newGroup(d) }, Aborted: func(rank, code int, text string) { d.group.aborted(rank, code, text) },
 	})
 	if err != nil {
 		return err
 	}
 	close(d.wired)
-	if err := d.reportOrigin(); err != nil {
+	if err := d.spawning.report(); err != nil {
 		return err
 	}
 	return d.listen()
@@ -330,10 +325,8 @@ func (d *daemon) run() int {
 	told := make(chan struct{})
 	go func() {
 		defer close(told)
-		if d.reporter != nil {
-			d.reporter.Ended(&rec)
-		}
-		d.closeSpawns()
+		d.spawning.ended(&rec)
+		d.spawning.close()
 	}()
 	d.reportEnd(report, &rec)
 	d.mark(markComplete)
@@ -411,7 +404,7 @@ func (d *daemon) remove() error {
 	if d.socket != nil {
 		d.socket.Close()
 	}
-	d.closeSpawns()
+	d.spawning.close()
 	if d.bundles != nil && !d.bundles.Conf.KeepFiles {
 		errs = append(errs, d.bundles.Remove())
 	}

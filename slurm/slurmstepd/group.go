@@ -106,7 +106,7 @@ func addresses(d *daemon, names []string, neighbours []int) (map[int]slurmconf.A
 	for _, n := range neighbours {
 		of = append(of, names[n])
 	}
-	found, err := d.addresses(of)
+	found, err := addressesIn(d, of)
 	byID := make(map[int]slurmconf.Address)
 	for _, n := range neighbours {
 		at, ok := found[names[n]]
@@ -118,9 +118,9 @@ func addresses(d *daemon, names []string, neighbours []int) (map[int]slurmconf.A
 	return byID, nil
 }
 
-// addresses finds nodes of the job: from the credential, where the nodes are known to the
+// addressesIn finds nodes of the job: from the credential, where the nodes are known to the
 // controller alone, else from slurm.conf.
-func (d *daemon) addresses(of []string) (map[string]slurmconf.Address, error) {
+func addressesIn(d *daemon, of []string) (map[string]slurmconf.Address, error) {
 	cred := d.cred()
 	found, err := slurmconf.Addresses(d.conf.File, of)
 	if hosts, expand := slurmconf.ExpandHosts(cred.JobHosts); expand == nil && len(cred.NodeAddrs) == len(hosts) && len(hosts) > 0 {

@@ -82,7 +82,7 @@ func (d *daemon) will() (*will, error) {
 		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
-		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), d.inbox.Path},
+		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), d.spawning.inbox.Path},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
 		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File,
 	}

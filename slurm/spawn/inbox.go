@@ -32,7 +32,7 @@ type Inbox struct {
 	UID, GID uint32
 
 	mu       sync.Mutex
-	listener *net.UnixListener // guarded by mu till it is there
+	listener *net.UnixListener // guarded by mu, nil before Open
 	serving  sync.WaitGroup
 	slots    chan struct{}
 }
@@ -44,7 +44,7 @@ const (
 	inboxClients = 32
 )
 
-// Open makes the socket, as Slurm's own step daemon does, unless it is there. The user owns it:
+// Open makes the socket, once, as Slurm's own step daemon does. The user owns it:
 // slurmd connects as the sender.
 func (b *Inbox) Open() (err error) {
 	b.mu.Lock()

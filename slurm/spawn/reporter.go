@@ -12,7 +12,7 @@ import (
 )
 
 // Forward passes a record on to the socket of a step on a node, as root. An error says that
-// the socket is not there, or cannot be reached.
+// the socket does not exist, or cannot be reached.
 type Forward func(ctx context.Context, node string, to step.ID, record []byte) error
 
 // reportPatience bounds a report: neither the end of the spawned step nor the launch of the

@@ -73,7 +73,7 @@ func (s *Services) Publish(ctx context.Context, name, port string) error {
 	return s.port.name(ctx, wire.PMIPublish, name, port)
 }
 
-// Unpublish takes a name back. One that is not there is no error.
+// Unpublish takes a name back. One that does not exist is no error.
 func (s *Services) Unpublish(ctx context.Context, name string) error {
 	return s.port.name(ctx, wire.PMIUnpublish, name, "")
 }
@@ -263,7 +263,7 @@ func (h *hints) pairs() (pairs []wire.PMIPair) {
 }
 
 // inJob refuses hosts that are no nodes of the job: the new srun would end, and no daemon
-// would hear of it.
+// would be told.
 func inJob(sp *step.Spec, hosts []string) error {
 	if len(hosts) == 0 {
 		return nil

@@ -411,7 +411,7 @@ func TestInbox(t *testing.T) {
 	}
 }
 
-// TestInboxSocket: a process that is not root's is its own sender, whoever it says it is.
+// TestInboxSocket: a process that is not root's is its own sender, whatever uid it writes.
 func TestInboxSocket(t *testing.T) {
 	logged := make(chan string, 4)
 	results := make(chan wire.SpawnResult, 1)

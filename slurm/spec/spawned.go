@@ -12,7 +12,7 @@ import (
 )
 
 // pmi2Prefix begins the variables by which srun and a spawned step's srun speak to the step
-// daemons. Those of a spawn are:
+// daemons. The variables of a spawn are:
 //
 //	SPAWN_SEQ                 srun's number of the spawn
 //	SPAWNER_JOBID, PMI_JOBID  names that Slurm's own step daemon gives the key value spaces
@@ -29,7 +29,7 @@ type Origin struct {
 	Spawn uint32
 }
 
-// The keys, among those of the ranks, that one step daemon gives to another. A user's program
+// The keys, among the ranks' own, that one step daemon gives to another. A user's program
 // may give them as well: what they say is checked.
 const (
 	ownPrefix = "stepd."
