@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"time"
 
 	"stepd/slurm/wire"
@@ -26,6 +27,9 @@ func (p port) ask(ctx context.Context, frame []byte) (answer []byte, err error) 
 	ctx, cancel := context.WithTimeoutCause(ctx, portPatience, fmt.Errorf("it has not answered within %v", portPatience))
 	defer cancel()
 	defer func() {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			<-ctx.Done() // the dialer's clock is ahead
+		}
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
