@@ -21,7 +21,7 @@ type Conf struct {
 	// ContainerPath and MountSpoolDir are patterns: the step's folder, and where a container
 	// sees it. "" is the default.
 	ContainerPath, MountSpoolDir string
-	// The commands, "" for none. Create and Start are not run.
+	// The commands, "" for none. Create and Start count where there is no Run.
 	Run, Create, Start, Query, Kill, Delete string
 	// EnvFile is how the task's file of variables is written: "null", "newline", "" for none.
 	EnvFile string
@@ -54,11 +54,15 @@ func Load(slurmConf string) (*Conf, error) {
 			return nil, fmt.Errorf("cannot use %s:%d: %w", path, s.Line, err)
 		}
 	}
-	if c.Run == "" {
-		if c.Create != "" || c.Start != "" {
-			return nil, fmt.Errorf("cannot use %q: RunTimeCreate and RunTimeStart are not supported; set RunTimeRun", path)
-		}
+	switch {
+	case c.Run != "":
+		return c, nil
+	case c.Create == "" && c.Start == "":
 		return nil, fmt.Errorf("cannot use %q: RunTimeRun is not set", path)
+	case c.Create == "" || c.Start == "" || c.Query == "" || c.Kill == "" || c.Delete == "":
+		return nil, fmt.Errorf("cannot use %q: without RunTimeRun there must be RunTimeCreate, -Start, -Query, -Kill and -Delete", path)
+	case c.IgnoreConfig:
+		return nil, fmt.Errorf("cannot use %q: IgnoreFileConfigJson is for RunTimeRun alone", path)
 	}
 	return c, nil
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -16,6 +15,11 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
+	"stepd/internal/printable"
 )
 
 // Mode is the step daemon's argument that has it call Main.
@@ -35,6 +39,7 @@ func Main(args []string) int {
 		return 1
 	}
 	s, err := load(args[1])
+	code := 0
 	if err == nil {
 		switch {
 		case args[0] == partCheck:
@@ -42,13 +47,13 @@ func Main(args []string) int {
 		case args[0] == partEnd:
 			err = s.end()
 		case args[0] == partRun && len(args) > 3:
-			err = s.run(args[2], args[3:])
+			code, err = s.run(args[2], args[3:])
 		default:
 			err = fmt.Errorf("cannot do %q for a container", args)
 		}
 	}
 	if err == nil {
-		return 0
+		return code
 	}
 	fmt.Fprintf(os.Stderr, "%s: error: %v\n", s.Speaker, err)
 	if errno := syscall.EINVAL; args[0] == partCheck {
@@ -104,41 +109,53 @@ func (s *Step) place(rank int) *place {
 // pidFile has the number of the task's process, for the commands of its end.
 const pidFile = "pid"
 
-// run writes the task's bundle and becomes the runtime. It returns where it cannot.
-func (s *Step) run(number string, argv []string) error {
+// run writes the task's bundle and becomes the runtime, or has it create and start the container
+// and returns its exit code.
+func (s *Step) run(number string, argv []string) (int, error) {
 	rank, err := strconv.Atoi(number)
 	if err != nil {
-		return fmt.Errorf("cannot run a container: rank %q is no number", number)
+		return 1, fmt.Errorf("cannot run a container: rank %q is no number", number)
 	}
 	p := s.place(rank)
 	p.argv = argv
+	if err := p.writeBundle(number); err != nil {
+		return 1, err
+	}
+	if s.BeginInBundle {
+		if err := os.Chdir(p.bundle); err != nil {
+			return 1, err
+		}
+	}
+	if os.Getenv("SLURM_RESTART_COUNT") != "" { // its name is an earlier run's, whose step daemon may have been killed
+		if err := p.endContainer(); err != nil {
+			return 1, err
+		}
+	}
+	if s.Conf.Run == "" {
+		return p.createStart()
+	}
+	return 1, fmt.Errorf("cannot run /bin/sh: %w", syscall.Exec("/bin/sh", []string{"sh", "-c", p.expand(s.Conf.Run)}, s.Env))
+}
+
+// writeBundle writes the task's bundle and what the commands of its end must know.
+func (p *place) writeBundle(number string) error {
 	if err := os.MkdirAll(p.bundle, 0o700); err != nil {
 		return fmt.Errorf("cannot make the container's folder: %w", err)
 	}
-	drop, err := excluder(s.Conf.EnvExclude)
+	drop, err := excluder(p.Conf.EnvExclude)
 	if err != nil {
 		return err
 	}
 	env := slices.DeleteFunc(os.Environ(), drop)
-	if !s.Conf.IgnoreConfig {
+	if !p.Conf.IgnoreConfig {
 		if err := p.writeConfig(env); err != nil {
 			return err
 		}
 	}
-	if err := p.writeFile(p.envFile, envText(env, s.Conf.EnvFile)); err != nil {
+	if err := p.writeFile(p.envFile, envText(env, p.Conf.EnvFile)); err != nil {
 		return err
 	}
-	if err := p.writeFile(filepath.Join(s.Dir, pidFile+"."+number), []byte(strconv.Itoa(p.pid))); err != nil {
-		return err
-	}
-	env, err = s.runEnv()
-	if err == nil && s.BeginInBundle {
-		err = os.Chdir(p.bundle)
-	}
-	if err != nil {
-		return err
-	}
-	return fmt.Errorf("cannot run /bin/sh: %w", syscall.Exec("/bin/sh", []string{"sh", "-c", p.expand(s.Conf.Run)}, env))
+	return p.writeFile(filepath.Join(p.Dir, pidFile+"."+number), []byte(strconv.Itoa(p.pid)))
 }
 
 func (p *place) writeFile(path string, text []byte) error {
@@ -200,15 +217,6 @@ func envText(env []string, kind string) []byte {
 	return out
 }
 
-// runEnv is the commands' environment.
-func (s *Step) runEnv() ([]string, error) {
-	drop, err := excluder(s.Conf.RunEnvExclude)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(s.Env), drop), nil
-}
-
 // end asks the runtime for what is left of the container of a task that has ended, and has it
 // killed and deleted. Each command is run once: what outlives them is a process of the step, which
 // the step daemon kills.
@@ -245,24 +253,45 @@ func (p *place) endContainer() error {
 	if p.Conf.Query == "" {
 		return nil
 	}
-	out, err := p.command(p.Conf.Query, io.Discard) // a runtime says that a container is gone
+	out, err := p.command(p.Conf.Query)
 	if err != nil {
-		return nil // the runtime knows no such container: what it printed is of no use
+		return nil // the runtime knows no such container
 	}
-	var state struct{ Status string }
+	var state struct {
+		Status string
+		Pid    int
+	}
 	if err := json.Unmarshal(out, &state); err != nil {
 		return fmt.Errorf("cannot read the answer of RunTimeQuery: %w", err)
 	}
-	var errs []error
+	var killErr error
 	if state.Status != "stopped" && p.Conf.Kill != "" {
-		_, err := p.command(p.Conf.Kill, os.Stderr)
-		errs = append(errs, err)
+		if _, killErr = p.command(p.Conf.Kill); killErr == nil {
+			awaitEnd(state.Pid)
+		}
 	}
-	if p.Conf.Delete != "" {
-		_, err := p.command(p.Conf.Delete, os.Stderr)
-		errs = append(errs, err)
+	if p.Conf.Delete == "" {
+		return killErr
 	}
-	return errors.Join(errs...)
+	if _, err := p.command(p.Conf.Delete); err != nil { // else the container is gone, however it was killed
+		return errors.Join(killErr, err)
+	}
+	return nil
+}
+
+// killPatience is how long a container may take to end by RunTimeKill, which may be no SIGKILL.
+const killPatience = 2 * time.Second
+
+// awaitEnd waits for the end of a container's process: many runtimes delete none that runs.
+func awaitEnd(pid int) {
+	pidfd, err := linux.PidfdOpen(pid)
+	if err != nil {
+		return // it has ended, or the runtime tells no number
+	}
+	defer unix.Close(pidfd)
+	ctx, cancel := context.WithTimeout(context.Background(), killPatience)
+	defer cancel()
+	_ = linux.PidfdWait(ctx, pidfd) // RunTimeDelete reports what is wrong
 }
 
 const (
@@ -272,25 +301,22 @@ const (
 	answerMax = 1 << 20
 )
 
-// command runs one command, and returns what it prints.
-func (p *place) command(pattern string, stderr io.Writer) ([]byte, error) {
-	env, err := p.runEnv()
-	if err != nil {
-		return nil, err
-	}
+// command runs one command, and returns what it prints. The error has the end of its stderr.
+func (p *place) command(pattern string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
 	line := p.expand(pattern)
-	out := new(limited)
+	out, said := new(limited), new(limited)
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", line)
-	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = env, out, stderr, time.Second
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("cannot run %q: it did not end within %v", line, commandTimeout)
-		}
-		return nil, fmt.Errorf("cannot run %q: %w", line, err)
+	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.WaitDelay = p.Env, out, said, time.Second
+	err := cmd.Run()
+	switch {
+	case err == nil:
+		return out.kept.Bytes(), nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("cannot run %q: it did not end within %v", line, commandTimeout)
 	}
-	return out.kept.Bytes(), nil
+	return nil, fmt.Errorf("cannot run %q: %w: %s", line, err, printable.Line(strings.TrimSpace(said.kept.String()), whyMax))
 }
 
 // limited keeps the beginning of what is written.

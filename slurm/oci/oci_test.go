@@ -14,6 +14,16 @@ import (
 	"stepd/step/launch"
 )
 
+// TestMain is the program of a task as well.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == Mode {
+		os.Exit(Main(os.Args[2:]))
+	}
+	os.Exit(m.Run())
+}
+
+const start = "RunTimeCreate=c\nRunTimeStart=s\nRunTimeQuery=q\nRunTimeKill=k\nRunTimeDelete=d\n"
+
 const run = "RunTimeRun=\"crun run %n.%t -b %b\"\n"
 
 func load1(t testing.TB, text string) (*Conf, error) {
@@ -40,7 +50,9 @@ func TestLoad(t *testing.T) {
 	}
 	for text, why := range map[string]string{
 		"":                                  "RunTimeRun is not set",
-		"RunTimeCreate=c\nRunTimeStart=s\n": "RunTimeCreate and RunTimeStart are not supported",
+		"RunTimeCreate=c\nRunTimeStart=s\n": "without RunTimeRun there must be",
+		start[strings.Index(start, "\n"):]:  "without RunTimeRun there must be",
+		start + "IgnoreFileConfigJson=1\n":  "IgnoreFileConfigJson is for RunTimeRun alone",
 		run + "NoSuchKey=1\n":               `oci.conf:2: there is no key "NoSuchKey"`,
 		run + "CreateEnvFile=maybe\n":       "neither true nor false",
 		run + "DisableCleanup=maybe\n":      "neither true nor false",
@@ -161,7 +173,7 @@ func TestPlugin(t *testing.T) {
 // following a link that the user has put there.
 func TestPrepare(t *testing.T) {
 	dir, kept := t.TempDir(), t.TempDir()
-	s := &Step{Dir: filepath.Join(dir, "oci-job1-0"), UID: uint32(os.Getuid()), Speaker: "slurmstepd-n1", Conf: Conf{Run: "r"}}
+	s := &Step{Dir: filepath.Join(dir, "oci-job1-0"), UID: uint32(os.Getuid()), Speaker: "slurmstepd-n1", Conf: Conf{Run: "r", RunEnvExclude: "^SECRET="}, Env: []string{"A=1", "SECRET=1"}}
 	_ = os.MkdirAll(filepath.Join(s.Dir, "old"), 0o755)
 	if err := s.Prepare([]int{0, 3}, uint32(os.Getgid())); err != nil {
 		t.Fatal(err)
@@ -172,6 +184,9 @@ func TestPrepare(t *testing.T) {
 	}
 	if got := strings.Join(list, " "); got != "end step.json task-0 task-3" {
 		t.Errorf("%s", got)
+	}
+	if text, err := os.ReadFile(s.Dir + "/step.json"); err != nil || strings.Contains(string(text), "SECRET=1") {
+		t.Errorf("the user reads %s: %v", text, err)
 	}
 	if got, err := load(s.Dir); err != nil || !reflect.DeepEqual(got, s) {
 		t.Errorf("%+v %v", got, err)
@@ -198,8 +213,8 @@ func TestEnd(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		log := filepath.Join(dir, "log")
-		s := &Step{Dir: dir, Env: []string{"PATH=/usr/bin:/bin", "X=1"}, Conf: Conf{
-			Query: tc.query, Kill: "echo kill %t %p >> " + log, Delete: "echo delete %t %p$X >> " + log, RunEnvExclude: "^X=", IgnoreConfig: true,
+		s := &Step{Dir: dir, Env: []string{"PATH=/usr/bin:/bin"}, Conf: Conf{
+			Query: tc.query, Kill: "echo kill %t %p >> " + log, Delete: "echo delete %t %p$X >> " + log, IgnoreConfig: true,
 		}}
 		t.Setenv("SLURM_PROCID", "0")
 		if err := s.end(); err != nil { // no runtime has run

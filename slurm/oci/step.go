@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
+	"stepd/internal/printable"
 	"stepd/step/launch"
 )
 
@@ -24,7 +26,8 @@ type Step struct {
 	UID, Job, StepID uint32
 	// Dir is the step's folder.
 	Dir string
-	// Env is the commands' environment: slurmd's.
+	// Env is the commands' environment: slurmd's, of which Prepare drops what RunTimeEnvExclude
+	// keeps from the user.
 	Env []string
 	// Terminal is the rank whose streams are a terminal, -1 for none.
 	Terminal int
@@ -56,6 +59,11 @@ func taskDir(dir string, rank int) string { return filepath.Join(dir, "task-"+st
 // Prepare makes the folder, with one for each of the ranks; Remove takes it back. Both run as
 // root: nothing in the folder is the user's before it is complete.
 func (s *Step) Prepare(ranks []int, gid uint32) error {
+	drop, err := excluder(s.Conf.RunEnvExclude)
+	if err != nil {
+		return err
+	}
+	s.Env = slices.DeleteFunc(s.Env, drop)
 	text, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("cannot write the containers' settings: %w", err)
@@ -150,6 +158,10 @@ func (e *CheckError) Error() string { return "cannot run the step: --container: 
 // Unwrap is the number.
 func (e *CheckError) Unwrap() error { return e.Code }
 
+// whyMax bounds what a bundle's check says, in columns: the process is the user's, who may have it
+// say anything.
+const whyMax = 500
+
 // Check has a process of the user's look whether the bundle is one, and returns a *CheckError
 // where it is none. The process ends with ctx: a file system that hangs holds up nothing. It waits
 // for a child, which nothing else in the program may do then.
@@ -165,7 +177,7 @@ func (s *Step) Check(ctx context.Context, program string, gid uint32, groups []u
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() > 0 {
 		_, why, _ := strings.Cut(strings.TrimSpace(said.kept.String()), "error: ")
-		return &CheckError{syscall.Errno(exit.ExitCode()), why}
+		return &CheckError{syscall.Errno(exit.ExitCode()), printable.Line(why, whyMax)}
 	}
 	return &CheckError{syscall.EINVAL, fmt.Sprintf("the check of the bundle: %v", err)}
 }

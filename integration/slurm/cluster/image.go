@@ -23,7 +23,7 @@ type release struct {
 
 // Slurm's daemons and commands, and what the checks use beside them. A release has the
 // libraries of programs for PMI-2 and PMIx; Slurm loads the latter by its name in -dev.
-var common = []string{"slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "xxd", "openssh-server", "openssh-client", "libpam-slurm-adopt", "xauth"}
+var common = []string{"slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps", "xxd", "openssh-server", "openssh-client", "libpam-slurm-adopt", "xauth", "runc", "busybox-static"}
 
 var releases = []release{
 	{name: "22.05", suite: "bookworm", packages: []string{"libpmi2-0", "libpmix-dev", "slurmdbd", "mariadb-server-core", "mariadb-client-core"}},

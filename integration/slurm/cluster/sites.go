@@ -58,7 +58,8 @@ var Sites = map[string]Site{
 		Files:   map[string]string{"gres.conf": fmt.Sprintf(gpus, "0-7", "8-15") + "Name=nic File=DIR/nic[4-5]\nName=fpga File=DIR/fpga[0-1]\nName=tool Count=4\nName=shard Count=8\n"},
 		Devices: []string{"gpu0", "gpu1", "gpu2", "gpu3", "nic4", "nic5", "fpga0", "fpga1"},
 	},
-	"oci": {Files: map[string]string{"oci.conf": ociConf, "runtime": ociRuntime}},
+	"oci":  {Files: map[string]string{"oci.conf": ociConf, "runtime": ociRuntime}},
+	"runc": {Files: map[string]string{"oci.conf": fmt.Sprintf(runc, "run"), "oci.start": fmt.Sprintf(runc, "create") + runcStart, "bundle": bundle}},
 	"corespec": {
 		Conf: "TaskPlugin=task/affinity\nSelectTypeParameters=CR_Core\nAllowSpecResourcesUsage=YES\nNodeName=" + Node +
 			" NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1000 CoreSpecCount=1 MemSpecLimit=100 State=UNKNOWN\n",
@@ -110,6 +111,25 @@ list env | grep -oE '"(OWN|FOO|SLURM_(NTASKS|JOB_NAME))=[^"]*"' | sort -u
 eval "set -- $(list args | tr -d ,)"
 [ $1 != /tmp/slurm/startup ] || set -- $(echo "$c" | grep -o '/[^"]*slurm_script')
 exec "$@"
+`
+)
+
+// runc is oci.conf of the runtime runc, as Slurm's own example: of its command run, or of create
+// with runcStart. bundle makes b in the folder where it is called, a bundle of busybox for its user.
+const (
+	runc = `RunTimeQuery="runc --rootless=true --root=/tmp/runc-%%u state %%n.%%u.%%j.%%s.%%t"
+RunTimeKill="runc --rootless=true --root=/tmp/runc-%%u kill -a %%n.%%u.%%j.%%s.%%t"
+RunTimeDelete="runc --rootless=true --root=/tmp/runc-%%u delete --force %%n.%%u.%%j.%%s.%%t"
+RunTime%[1]s="runc --rootless=true --root=/tmp/runc-%%u %[1]s %%n.%%u.%%j.%%s.%%t -b %%b"
+`
+	runcStart = `RunTimeStart="runc --rootless=true --root=/tmp/runc-%u start %n.%u.%j.%s.%t"
+`
+	bundle = `#!/bin/sh -e
+mkdir -p b/rootfs/bin
+cp /bin/busybox b/rootfs/bin
+for a in sh cat env hostname id ps sleep stat stty tty; do ln -sf busybox b/rootfs/bin/$a; done
+cd b
+[ $(id -u) = 0 ] && runc spec || runc spec --rootless
 `
 )
 
