@@ -76,9 +76,9 @@ func (n *runtimeNode) tasks(how string) {
 	}
 }
 
-// clean waits until a user has nothing left on the node after something. told says that the runtime
-// was told of the end.
-func (n *runtimeNode) clean(after, user string, told bool) {
+// clean waits until a user has nothing left on the node after something. known says that the runtime
+// has learnt of the end.
+func (n *runtimeNode) clean(after, user string, known bool) {
 	n.t.Helper()
 	eventually(n.t, time.Minute, func() error {
 		for _, p := range n.search(func(title string) bool {
@@ -97,7 +97,7 @@ func (n *runtimeNode) clean(after, user string, told bool) {
 		}
 		return err
 	})
-	if !told {
+	if !known {
 		n.run("root", "rm -rf /tmp/runc-"+user)
 	} else if got := n.run(user, "ls /tmp/runc-"+user); got != "" {
 		n.t.Errorf("%s: %s: the runtime still knows %s", after, user, got)
@@ -120,14 +120,13 @@ func (n *runtimeNode) kills(how string) {
 		if name == "runtime" && how != "run" {
 			continue // it has gone when the container runs
 		}
-		step := n.Command(n.t.Context(), "alice", "timeout", "60", "srun", "-Q", "-n2", "--container=b", "/bin/sh", "-c", "echo up; exec sleep 4711")
-		said, err := os.Create(filepath.Join(n.t.TempDir(), "said"))
-		must(n.t, err)
+		step := n.Command(n.t.Context(), "alice", "timeout", "120", "srun", "-Q", "-n2", "--container=b", "/bin/sh", "-c", "exec sleep 4711")
+		said := new(bytes.Buffer)
 		step.Stdout, step.Stderr = said, said
 		must(n.t, step.Start())
 		eventually(n.t, time.Minute, func() error {
-			if text, err := os.ReadFile(said.Name()); strings.Count(string(text), "up\n") != 2 {
-				return fmt.Errorf("%s: the tasks have not begun: %q: %w", how, text, err)
+			if found := n.search(victims["program"]); len(found) != 2 {
+				return fmt.Errorf("%s: the tasks have not begun: %v", how, found)
 			}
 			return nil
 		})
@@ -138,22 +137,23 @@ func (n *runtimeNode) kills(how string) {
 		for _, p := range found {
 			kill(n.t, p, unix.SIGKILL)
 		}
-		if err := step.Wait(); err == nil {
-			n.t.Errorf("%s: after the kill of the %s srun succeeded", how, name)
+		err := step.Wait()
+		if code := step.ProcessState.ExitCode(); err == nil || code == 124 {
+			n.t.Errorf("%s: after the kill of the %s srun ended with %d: %s", how, name, code, said)
 		}
-		must(n.t, said.Close())
 		n.clean(how+": kill of the "+name, "alice", name != "step daemon" && name != "spankhost")
 	}
 }
 
-// requeued: a job whose step daemon was killed runs again, with containers of the same names.
+// requeued: a job whose step daemon was killed runs again, with containers of the same names. slurmctld
+// has it wait for two minutes, which are cut short.
 func (n *runtimeNode) requeued() {
 	n.run("alice", "printf '#!/bin/sh\\necho run $SLURM_RESTART_COUNT; [ $SLURM_RESTART_COUNT ] || exec sleep 4711\\n' > s; sbatch --parsable -o job.out --open-mode=append --container=$PWD/b s >job; till grep run job.out")
 	for _, p := range n.search(func(title string) bool { return strings.HasPrefix(title, "slurmstepd: [1") }) {
 		kill(n.t, p, unix.SIGKILL)
 	}
 	n.clean("requeue", "alice", false)
-	if got := n.run("alice", "till '! jobs_ | grep .'; till scontrol requeue $(cat job); scontrol update JobId=$(cat job) StartTime=now; till 'grep run.1 job.out'; cat job.out"); got != "run\nrun 1\n" {
+	if got := n.run("alice", "till '! jobs_ | grep .'; till scontrol requeue $(cat job); till 'squeue -h -o %r | grep BeginTime'; scontrol update JobId=$(cat job) StartTime=now; till 'grep run.1 job.out'; cat job.out"); got != "run\nrun 1\n" {
 		n.t.Errorf("a job that was requeued: %q", got)
 	}
 }

@@ -254,6 +254,9 @@ func (p *place) endContainer() error {
 		return nil
 	}
 	out, err := p.command(p.Conf.Query)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
 	if err != nil {
 		return nil // the runtime knows no such container
 	}
@@ -314,7 +317,7 @@ func (p *place) command(pattern string) ([]byte, error) {
 	case err == nil:
 		return out.kept.Bytes(), nil
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("cannot run %q: it did not end within %v", line, commandTimeout)
+		return nil, fmt.Errorf("cannot run %q: it did not end within %v: %w", line, commandTimeout, ctx.Err())
 	}
 	return nil, fmt.Errorf("cannot run %q: %w: %s", line, err, printable.Line(strings.TrimSpace(said.kept.String()), whyMax))
 }

@@ -18,7 +18,8 @@ import (
 func TestCreateStart(t *testing.T) {
 	const (
 		made   = " & echo $! > %b/pid"
-		create = `exec 3<&0; setsid sh -c 'trap "kill \$!; echo got; exit 6" USR1; read line; echo $line; while :; do sleep 60 & wait; done' <&3` + made
+		begin  = "mkfifo %b/go; exec 3<&0; setsid sh -c 'read x <%b/go; "
+		create = begin + `trap "kill \$! 2>/dev/null; echo got; exit 6" USR1; read line; echo $line; while :; do sleep 60 & wait; done' <&3` + made
 		query  = `echo "{\"status\": \"created\", \"pid\": $(cat %b/pid)}"`
 	)
 	for name, tc := range map[string]struct {
@@ -26,17 +27,17 @@ func TestCreateStart(t *testing.T) {
 		code                           int
 	}{
 		"signal":    {create: create, out: "in\ngot\n", code: 6},
-		"code":      {create: "setsid sh -c 'echo out; exit 5'" + made, out: "out\n", code: 5},
-		"killed":    {create: "setsid sh -c 'kill -9 $$'" + made, code: 137},
+		"code":      {create: begin + "echo out; exit 5'" + made, out: "out\n", code: 5},
+		"killed":    {create: begin + "kill -9 $$'" + made, code: 137},
 		"no create": {create: "echo no >&2; exit 3", err: `cannot run "echo no >&2; exit 3": exit status 3`, code: 1},
 		"no start":  {create: "true" + made, start: "exit 4", err: `cannot run "exit 4": exit status 4`, code: 1},
 		"no query":  {create: ":", query: "exit 2", err: `cannot run "exit 2"`, code: 1},
 		"no answer": {create: ":", query: "echo no", err: "cannot read the answer of RunTimeQuery", code: 1},
 		"no pid":    {create: ":", query: "echo {}", err: "RunTimeQuery names no process", code: 1},
-		"another's": {create: ":", query: `echo "{\"pid\": $PPID}"`, err: "cannot wait for the container", code: 1},
+		"another's": {create: ":", start: ":", query: `echo "{\"pid\": $PPID}"`, err: "cannot wait for the container", code: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &Step{Dir: t.TempDir(), Speaker: "x", Terminal: -1, Env: os.Environ(), Conf: Conf{Create: tc.create, Query: query, Start: ":", IgnoreConfig: true}}
+			s := &Step{Dir: t.TempDir(), Speaker: "x", Terminal: -1, Env: os.Environ(), Conf: Conf{Create: tc.create, Query: query, Start: "echo > %b/go", IgnoreConfig: true}}
 			if tc.query != "" {
 				s.Conf.Query = tc.query
 			}
