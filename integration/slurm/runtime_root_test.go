@@ -86,7 +86,7 @@ func (n *runtimeNode) clean(after, user string, known bool) {
 		}) {
 			return fmt.Errorf("%s: %s: process %d %q", after, user, p.pid, p.title)
 		}
-		roots, err := n.CgroupRoots()
+		roots, err := n.CgroupRoots(cluster.Node)
 		left, _ := filepath.Glob(n.Path("spool/oci-job*"))
 		for _, root := range roots {
 			dirs, _ := filepath.Glob(root + "/job_*")
