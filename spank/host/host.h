@@ -278,6 +278,11 @@ void signals_default(void);
 bool user_chdir(const struct config *c, int *error);
 void log_chdir(const struct config *c, int error);
 
+/* keyring.c: a session keyring of the host's own, which the tasks share; before any plugin runs. */
+bool keyring_join(struct outcome *out);
+/* Puts the user's keyring into it; by a task that is the user. */
+void keyring_link_user(void);
+
 /* fork.c, task.c, stdio.c, exec.c, limits.c */
 void command_fork(struct host *h, struct outcome *out);
 _Noreturn void task_main(struct host *h, uint32_t rank);

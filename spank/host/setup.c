@@ -126,6 +126,8 @@ static bool take_place(struct host *h, struct outcome *out)
 		crash_catch();
 	if (h->cfg.context == S_CTX_LOCAL || h->cfg.context == S_CTX_ALLOCATOR)
 		return true;
+	if (!keyring_join(out))
+		return false;
 	umask(022);
 	/* As slurmd and slurmstepd have it. */
 	if ((geteuid() == 0 && setgroups(0, NULL) < 0) || chdir("/") < 0)

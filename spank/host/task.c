@@ -112,6 +112,7 @@ static void become_user(struct host *h)
 	enter(h, STAGE_BECOME_USER);
 	if (!user_become(h, &what))
 		task_fail(h, STAGE_BECOME_USER, errno, what, 1);
+	keyring_link_user();
 	/* A hook may have moved us. A failure was reported before. */
 	(void)user_chdir(&h->cfg, &error);
 	if (h->step.ranks[h->rank].cwd != NULL && !user_enter(h->step.ranks[h->rank].cwd))
