@@ -108,6 +108,21 @@ func TestRootKillStepd(t *testing.T) {
 	n.serves(t)
 }
 
+// TestRootStepdCrashes: the reason has the first line of a stepd's crash, and noded's log its text.
+func TestRootStepdCrashes(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	p, step := startStubborn(t, n)
+	must(t, syscall.Kill(n.findProcess(t, "stepd").pid, syscall.SIGABRT))
+	n.checkClean(t)
+	if r := p.wait(t); r.code != 1 {
+		t.Errorf("run: %v", r)
+	}
+	contains(t, "reason", n.ended(t, step.id()).Reason, "exited with code 2 and left no result: SIGABRT: abort")
+	contains(t, "log", n.wholeLog(t), "SIGABRT: abort\nPC=", "\ngoroutine ")
+	n.serves(t)
+}
+
 // TestRootKillHost: with the host its tasks go, and stepd says who was killed.
 func TestRootKillHost(t *testing.T) {
 	n := startNode(t, site{})

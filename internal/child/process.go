@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -287,10 +288,16 @@ type Stderr struct {
 	out  io.Writer
 	json bool          // the log is of JSON lines
 	done chan struct{} // closed when copy has ended
+	part string        // of a line whose end has not come; copy's alone, until it has ended
 
-	mu   sync.Mutex
-	last string // guarded by mu: the last line
+	mu    sync.Mutex
+	last  string // guarded by mu: the last line
+	crash string // guarded by mu: the first line of a crash
 }
+
+// crashLine is how the text of a crash begins that Go's runtime writes, before goroutines and
+// registers.
+var crashLine = regexp.MustCompile(`(?m)^(panic|fatal error|SIG[A-Z0-9]+): .*$`)
 
 // writeMax bounds one write of stepd, in bytes; the rest of a longer one is lost.
 const writeMax = 64 << 10
@@ -346,13 +353,26 @@ func (e *Stderr) readOne(fd int) error {
 	return err
 }
 
+// pass passes on whole lines: Go's runtime writes the text of a crash word by word.
 func (e *Stderr) pass(b []byte) {
-	text := strings.TrimRight(string(b), "\n")
-	if text == "" {
+	text := e.part + string(b)
+	end := strings.LastIndexByte(text, '\n') + 1
+	if len(text) > writeMax {
+		end = len(text)
+	}
+	text, e.part = text[:end], text[end:]
+	e.passLines(text)
+}
+
+func (e *Stderr) passLines(text string) {
+	if text = strings.TrimRight(text, "\n"); text == "" {
 		return
 	}
 	e.mu.Lock()
 	e.last = text[strings.LastIndexByte(text, '\n')+1:]
+	if e.crash == "" {
+		e.crash = crashLine.FindString(text)
+	}
 	e.mu.Unlock()
 	if e.json {
 		text = jsonLines(text, time.Now())
@@ -382,7 +402,7 @@ func jsonLines(text string, now time.Time) string {
 }
 
 // Finish is called when stepd has ended. It passes on what was not read yet and returns
-// the last line, as Message has it, or "".
+// the first line of a crash, or the last line, as Message has it, or "".
 func (e *Stderr) Finish() string {
 	_ = e.ours.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 	<-e.done
@@ -392,15 +412,23 @@ func (e *Stderr) Finish() string {
 			break
 		}
 	}
+	e.flush()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return Message(e.last)
+	return Message(cmp.Or(e.crash, e.last))
 }
 
 // Close ends the copying; stepd goes on, and its writes fail.
 func (e *Stderr) Close() {
 	e.ours.Close()
 	<-e.done
+	e.flush()
+}
+
+// flush passes on a line that has no end; copy has ended.
+func (e *Stderr) flush() {
+	e.passLines(e.part)
+	e.part = ""
 }
 
 // Message is the message of a log line of logrus (msg="...", or JSON), or the line as it is,

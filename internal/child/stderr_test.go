@@ -64,6 +64,36 @@ func TestStderr(t *testing.T) {
 	}
 }
 
+// TestStderrCrash: of a crash, which Go's runtime writes word by word, the first line counts, and all
+// of it is in the log.
+func TestStderrCrash(t *testing.T) {
+	for text, want := range map[string]string{
+		"level=info msg=a\npanic: |runtime error: |index| out of range|\n\n|goroutine 1 [running]:|\n|main.main()\n|exit": "panic: runtime error: index out of range",
+		"SIGABRT: abort|\n|PC=|0x1|\n|gs |0x0|\n":             "SIGABRT: abort",
+		"fatal error: |all goroutines are asleep\n|rip 0x1\n": "fatal error: all goroutines are asleep",
+		"one\ntwo SIGABRT: no\nlast":                          "last",
+	} {
+		var out bytes.Buffer
+		w, theirs, err := NewStderr(&out, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for word := range strings.SplitSeq(text, "|") {
+			if _, err := theirs.WriteString(word); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := w.Finish(); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+		w.Close()
+		theirs.Close()
+		if got, want := strings.ReplaceAll(out.String(), "\n\n", "\n"), strings.ReplaceAll(strings.TrimRight(strings.ReplaceAll(text, "|", ""), "\n")+"\n", "\n\n", "\n"); got != want {
+			t.Errorf("the log has %q, want %q", got, want)
+		}
+	}
+}
+
 // TestJSONLines: in a log of JSON every line is JSON, whatever it was.
 func TestJSONLines(t *testing.T) {
 	now := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
