@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Session keyrings (session-keyring(7)): a process has that of its parent, with the keys of
- * whoever has started the daemon, or of another step. */
+/* Session keyrings (session-keyring(7)): a process has its parent's, with the keys of the
+ * administrator who has started the daemon, or of another step. */
 #define _GNU_SOURCE
 #include <linux/keyctl.h>
 #include <sys/syscall.h>
