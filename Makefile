@@ -104,6 +104,10 @@ slurm-run: export CMD := $(value CMD)
 slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, SITE=affinity, ARGS=-real, -root, -log)
 	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) -site '$(SITE)' $(ARGS) "$$CMD"
 
+.PHONY: slurm-cuts
+slurm-cuts: all ## kill a step daemon of three nodes, or cut its node off, at random moments, POINTS= times (100; SEED=, RELEASE=)
+	POINTS=$(or $(POINTS),100) $(SLURM) -v -run '^TestRootPeersLost$$' ./integration/slurm | $(GATE) -v
+
 .PHONY: slurm-faults
 slurm-faults: all ## kill each process at every phase of a step under slurmd, and as often at random, POINTS= kills each (500)
 	POINTS=$(or $(POINTS),500) $(SLURM) -v -run '^TestRoot(SlurmFaults|SlurmRandomKills|MungedAway)$$' ./integration/slurm | $(GATE) -v

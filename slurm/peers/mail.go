@@ -56,6 +56,11 @@ func (m *mail) encode() []byte {
 	return w.B
 }
 
+// Gone is the mail by which a node's neighbour learns that its step daemon has left.
+func Gone(job, step uint32, from, to int, why string) []byte {
+	return (&mail{kind: kindGone, job: job, step: step, from: uint32(from), to: uint32(to), data: []byte(why)}).encode()
+}
+
 // parseMail takes a mail apart; data shares its memory.
 func parseMail(b []byte) (*mail, error) {
 	r := fields.Reader{B: b}

@@ -20,6 +20,8 @@ type Retry struct {
 	Pause, Longest time.Duration
 	// Final says that a peer which refuses the connection has ended, and that no other try follows.
 	Final bool
+	// Soon ends a pause: there is a sign that the peer can be reached again. nil is none.
+	Soon <-chan struct{}
 	// Failed is called before each pause. nil does nothing.
 	Failed func(err error, again time.Duration)
 }
@@ -34,7 +36,7 @@ func ToSrun(nodes uint32) Retry {
 }
 
 // StepEnd is for the end of a step: the job waits for it.
-func StepEnd() Retry { return Retry{Tries: Forever, Pause: time.Minute} }
+func StepEnd() Retry { return Retry{Tries: Forever, Pause: time.Second, Longest: time.Minute} }
 
 // BatchEnd is for the end of a batch script.
 func BatchEnd() Retry { return Retry{Tries: 241, Pause: 15 * time.Second} }
@@ -77,6 +79,7 @@ func (c *Client) Deliver(ctx context.Context, to []Peer, m wire.Message, retry R
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, context.Cause(ctx))
+		case <-retry.Soon:
 		case <-time.After(wait):
 		}
 	}

@@ -302,7 +302,7 @@ func TestPolicies(t *testing.T) {
 	if r := ToSrun(2048); r.Tries != 7 || r.Pause != 100*time.Millisecond || r.Longest != 800*time.Millisecond {
 		t.Errorf("%+v", r)
 	}
-	if r := StepEnd(); r.Tries != Forever || r.Pause != time.Minute || r.Longest != 0 {
+	if r := StepEnd(); r.Tries != Forever || r.Pause != time.Second || r.Longest != time.Minute {
 		t.Errorf("%+v", r)
 	}
 	if r := BatchEnd(); r.Tries != 241 || r.Pause != 15*time.Second || r.Longest != 0 {

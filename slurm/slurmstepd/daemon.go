@@ -56,6 +56,7 @@ type daemon struct {
 	place  *place.Place
 	keeper *keeper.Keeper // nil where none could be started
 	peers  *peers
+	office *office       // nil of a step without MPI over nodes, as group
 	group  *group        // nil of a step without MPI over nodes
 	wired  chan struct{} // closed when st is set
 	aud    *audience
@@ -208,6 +209,9 @@ func (d *daemon) wire() (err error) {
 	d.spawning = newSpawning(d)
 	d.peers.attempted = d.aud.settleEnd
 	d.aud.journal = newJournal(d)
+	if d.office, err = newOffice(d); err != nil {
+		return err
+	}
 	if err := d.guard(); err != nil {
 		return err
 	}
@@ -254,7 +258,7 @@ func (d *daemon) newSession() (*pam.Session, error) {
 func (d *daemon) newPeers() *peers {
 	uid := d.spec.User.UID
 	p := &peers{
-		log: d.log, user: uid,
+		log: d.log, user: uid, soon: make(chan struct{}, 1),
 		ctld: rpc.Client{Release: d.stream.Conf.Release, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
 		srun: rpc.Client{Release: d.stream.ClientRelease, Munge: munge.Client{Socket: d.conf.Control.AuthSocket}, Timeout: d.conf.Control.Timeout, Connect: d.conf.Control.Connect},
 		id:   d.id(), node: d.spec.NodeName, addrs: d.conf.Control.Addrs, slurmUser: d.slurmUID(),

@@ -37,11 +37,28 @@ type group struct {
 // mailboxName is a step's in the folder of stepd in slurmd's spool.
 func mailboxName(id step.ID) string { return "peers." + id.String() }
 
-// office sends mails to other nodes' step daemons of the step.
+// office sends mails to the step daemons of the nodes next to this one in the step's tree.
 type office struct {
 	client rpc.Client
 	id     step.ID
 	nodes  map[int]slurmconf.Address
+}
+
+// newOffice is nil of a step that needs no other node.
+func newOffice(d *daemon) (*office, error) {
+	if d.spec.Layout == nil || d.spec.MPI == "" || d.spec.MPI == "none" || d.spec.ID.Step == step.InteractiveStep {
+		return nil, nil
+	}
+	nodes := d.spec.Layout.Nodes
+	near, err := stepnet.Neighbours(int(d.spec.NodeID), len(nodes), 0)
+	if err != nil {
+		return nil, err
+	}
+	o := &office{client: d.peers.ctld, id: d.spec.ID}
+	// A step of nodes with several releases has the oldest one's messages, which srun has.
+	o.client.Release = min(d.stream.Conf.Release, cmp.Or(d.stream.ClientRelease, d.stream.Conf.Release))
+	o.nodes, err = addresses(d, near)
+	return o, err
 }
 
 // deliver has a node's slurmd bring bytes into the mailbox there.
@@ -64,19 +81,10 @@ func newGroup(d *daemon) (launch.Peers, error) {
 	for i := range names {
 		names[i] = d.spec.Layout.Nodes[i].Name
 	}
-	self := int(d.spec.NodeID)
-	tree, err := stepnet.Neighbours(self, len(names), 0)
-	if err != nil {
-		return nil, err
-	}
-	post := &office{client: d.peers.ctld, id: d.spec.ID}
-	// A step of nodes with several releases has the oldest one's messages, which srun has.
-	post.client.Release = min(d.stream.Conf.Release, cmp.Or(d.stream.ClientRelease, d.stream.Conf.Release))
-	if post.nodes, err = addresses(d, names, tree); err != nil {
-		return nil, err
-	}
+	self, post := int(d.spec.NodeID), d.office
 	g := &group{d: d, condemned: make(chan struct{})}
 	signer := d.peers.ctld.Munge
+	var err error
 	g.Group, err = others.New(others.Config{
 		Job: d.spec.ID.Job, Step: d.spec.ID.Step, Names: names, Self: self,
 		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(d.spec.ID)),
@@ -101,17 +109,17 @@ func newGroup(d *daemon) (launch.Peers, error) {
 }
 
 // addresses are the neighbours', by node id.
-func addresses(d *daemon, names []string, neighbours []int) (map[int]slurmconf.Address, error) {
+func addresses(d *daemon, near []int) (map[int]slurmconf.Address, error) {
 	var of []string
-	for _, n := range neighbours {
-		of = append(of, names[n])
+	for _, n := range near {
+		of = append(of, d.spec.Layout.Nodes[n].Name)
 	}
 	found, err := addressesIn(d, of)
 	byID := make(map[int]slurmconf.Address)
-	for _, n := range neighbours {
-		at, ok := found[names[n]]
+	for i, n := range near {
+		at, ok := found[of[i]]
 		if !ok {
-			return nil, fmt.Errorf("cannot find where node %q of the step is: %w", names[n], err)
+			return nil, fmt.Errorf("cannot find where node %q of the step is: %w", of[i], err)
 		}
 		byID[n] = at
 	}
@@ -199,8 +207,10 @@ func (g *group) abortedElsewhere(_ context.Context, _ int, data []byte) ([]byte,
 	if r.Err != nil {
 		return nil, r.Err
 	}
-	<-g.d.wired
-	g.d.st.AbortedElsewhere(rank, code, text)
+	go func() {
+		<-g.d.aud.running // srun would take the end of a launch for its failure
+		g.d.st.AbortedElsewhere(rank, code, text)
+	}()
 	return nil, nil
 }
 

@@ -95,6 +95,7 @@ func (h *handler) end(sig unix.Signal) {
 		return
 	}
 	h.group.condemn()
+	h.peers.tryAgain()
 	// At once, and again each time. What hangs in the launch has no cgroup yet, and no process
 	// that runs for the user. One whose tasks have ended kills what is left by itself.
 	if err := h.st.Signal(int(sig), step.ScopeCgroup); err != nil && h.st.Record().State == step.Running {

@@ -20,6 +20,7 @@ import (
 	"stepd/proctrack"
 	"stepd/slurm/extern"
 	"stepd/slurm/keeper"
+	others "stepd/slurm/peers"
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/spawn"
@@ -77,6 +78,7 @@ func (o *orphan) run() int {
 			reports.Go(o.reportOrigin)
 		}
 	}
+	reports.Go(func() { o.reportPeers(ctx) })
 	if killErr != nil {
 		o.log.Error(killErr)
 		long, cancel := context.WithTimeout(ctx, time.Duration(cmp.Or(o.will.UnkillableS, 60))*time.Second)
@@ -221,6 +223,28 @@ func (o *orphan) reportOrigin() {
 	r.Start()
 	r.Ended(lostRecord(lostReason))
 }
+
+// reportPeers tells the step's nodes next to this one that its daemon is gone: one that has no link
+// to it yet would wait.
+func (o *orphan) reportPeers(ctx context.Context) {
+	w := &o.will
+	post := office{client: o.peers.ctld, id: step.ID{Job: w.Step.Job, Step: w.Step.Step}, nodes: w.Neighbours}
+	post.client.Release = w.PeerRelease
+	ctx, cancel := context.WithTimeout(ctx, peersPatience)
+	defer cancel()
+	var reports sync.WaitGroup
+	for node := range w.Neighbours {
+		reports.Go(func() {
+			if err := post.deliver(ctx, node, others.Gone(w.Step.Job, w.Step.Step, int(w.NodeID), node, lostReason)); err != nil {
+				o.log.Info(err)
+			}
+		})
+	}
+	reports.Wait()
+}
+
+// peersPatience bounds that: a neighbour that cannot be reached finds out by itself.
+const peersPatience = 2 * time.Second
 
 // reportController tells slurmctld that the step has ended.
 func (o *orphan) reportController(ctx context.Context) {

@@ -28,6 +28,16 @@ type peers struct {
 	// attempted is called when a controller has the step's end in its socket, and when none has
 	// taken it so far; nil does nothing.
 	attempted func()
+	// soon ends the pause before slurmctld is tried again; newPeers makes it.
+	soon chan struct{}
+}
+
+// tryAgain says that slurmctld can be reached: a command of its has come.
+func (p *peers) tryAgain() {
+	select {
+	case p.soon <- struct{}{}:
+	default:
+	}
 }
 
 // tellLauncher sends a message to srun. srun may be gone: the step goes on.
@@ -64,6 +74,7 @@ func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Mess
 	if attempted == nil {
 		attempted = func() {}
 	}
+	retry.Soon = p.soon
 	retry.Failed = func(err error, again time.Duration) {
 		attempted()
 		p.log.Errorf("%v; again in %v", err, again)

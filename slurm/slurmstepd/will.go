@@ -19,6 +19,7 @@ import (
 	"stepd/slurm/rpc"
 	"stepd/slurm/spec"
 	"stepd/slurm/wire"
+	"stepd/slurmconf"
 )
 
 // will is what the orphan must know to end a step whose daemon has died. It travels as JSON in
@@ -44,6 +45,9 @@ type will struct {
 	Spool       string       `json:"spool"`
 	// Remove are files of the step, and then directories if they are empty.
 	Remove []string `json:"remove"`
+	// Neighbours are the step's nodes next to this one in its tree, and PeerRelease is their messages'.
+	Neighbours  map[int]slurmconf.Address `json:"neighbours"`
+	PeerRelease wire.Release              `json:"peer_release"`
 	// Container is the folder of the containers of the node's jobs, where this step has made its
 	// job's, else "".
 	Container string `json:"container"`
@@ -85,6 +89,9 @@ func (d *daemon) will() (*will, error) {
 		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), d.spawning.inbox.Path},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
 		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File,
+	}
+	if d.office != nil {
+		w.Neighbours, w.PeerRelease = d.office.nodes, d.office.client.Release
 	}
 	if d.container != nil {
 		w.Container = d.container.Dir()
