@@ -31,8 +31,6 @@ func space(t testing.TB, c *cluster.Cluster) string {
 	return strings.TrimSpace(string(out))
 }
 
-var _ = nodeSpace // for the first test that kills at a site of several nodes
-
 // nodeSpace is the namespace of a node's processes at a site of several: of its network.
 func nodeSpace(t testing.TB, c *cluster.Cluster, node string) string {
 	t.Helper()

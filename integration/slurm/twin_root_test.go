@@ -186,6 +186,7 @@ func keep(t testing.TB, c *cluster.Cluster, name string) {
 func placePrograms(c *cluster.Cluster) error {
 	for _, p := range []struct{ out, source, flags string }{
 		{"pmi2", "testdata/mpi/pmi2.c", "-lpmi2"},
+		{"fences", "testdata/mpi/fences.c", "-lpmi2"},
 		{"pmix", "testdata/mpi/pmix.c", "-I/usr/lib/x86_64-linux-gnu/pmix2/include -L/usr/lib/x86_64-linux-gnu/pmix2/lib -lpmix"},
 	} {
 		args := append([]string{"-Wall", "-o", c.Path(p.out), p.source}, strings.Fields(p.flags)...)
