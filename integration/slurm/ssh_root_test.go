@@ -36,7 +36,7 @@ type sshNode struct {
 
 func (n *sshNode) run(t *testing.T) {
 	testkit.RequireRoot(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	site := cluster.Sites["ssh"]
 	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = n.release, cache(), programs(t), ours, []string{"alice"}
@@ -82,7 +82,7 @@ func (n *sshNode) ssh(ctx context.Context, command string) *exec.Cmd {
 func (n *sshNode) batch(t *testing.T) int {
 	t.Helper()
 	id, _ := strconv.Atoi(n.do(t, "alice", "sbatch", "--parsable", "-o", "out", "--wrap", "sleep 1000"))
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, time.Minute, func() error {
 		if state := n.do(t, "root", "squeue", "-h", "-j", strconv.Itoa(id), "-o", "%T"); state != "RUNNING" {
 			return fmt.Errorf("job %d is %q", id, state)
 		}
@@ -125,7 +125,7 @@ func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
 		t.Errorf("a session that ends by itself: %v", err)
 	}
 	within := fmt.Sprintf("job_%d/tasks/step_4294967292", job)
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, time.Minute, func() error {
 		places := n.places("sleep 7777")
 		for _, p := range places {
 			if !strings.Contains(p, within) {
@@ -150,7 +150,7 @@ func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
 	if n.release != "22.05" {
 		return
 	}
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, time.Minute, func() error {
 		out := n.do(t, "root", "sacct", "-nPX", "--noconvert", "-o", "State", "-j", strconv.Itoa(job))
 		cpu := n.do(t, "root", "sacct", "-nP", "-o", "TotalCPU", "-j", fmt.Sprintf("%d.extern", job))
 		if d, err := time.ParseDuration(strings.Replace(cpu, ":", "m", 1) + "s"); err != nil || d < 200*time.Millisecond { // of about a second
@@ -163,7 +163,7 @@ func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
 // gone waits until no process of a session is left.
 func (n *sshNode) gone(t *testing.T) {
 	t.Helper()
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, time.Minute, func() error {
 		if left := n.places("sleep 7777"); len(left) > 0 {
 			return fmt.Errorf("processes of sessions are left: %q", left)
 		}
@@ -198,7 +198,7 @@ func (n *sshNode) jobs(ctx context.Context, t *testing.T) {
 // idle waits until no job is left: what a session finds depends on it.
 func (n *sshNode) idle(t *testing.T) {
 	t.Helper()
-	eventually(t, 20*time.Second, func() error {
+	eventually(t, time.Minute, func() error {
 		if left := n.do(t, "root", "squeue", "-h"); left != "" {
 			return fmt.Errorf("jobs: %s", left)
 		}
