@@ -1,0 +1,160 @@
+package slurm
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"stepd/integration/slurm/cluster"
+	"stepd/internal/testkit"
+)
+
+// mpiLibrary is an MPI library of this machine, which the cluster gets a copy of.
+type mpiLibrary struct {
+	name, cc string
+	plugins  string // a folder of files that it loads by their names, beside its libraries; "" for none
+	// spawns reports whether the library can spawn and connect at all: docs/mpi.md.
+	spawns bool
+	// built says that `make mpi-pmi2` makes it: for make slurm-matrix alone.
+	built bool
+}
+
+const mpichBuilt = "/var/cache/stepd-mpich/current/"
+
+var mpiLibraries = []mpiLibrary{
+	{name: "mpich", cc: "mpicc.mpich", plugins: "/usr/lib/x86_64-linux-gnu/ucx"},
+	{name: "mpich-sock-pmi1", cc: mpichBuilt + "pmi1/bin/mpicc", spawns: true, built: true},
+	{name: "mpich-sock-pmi2", cc: mpichBuilt + "pmi2/bin/mpicc", spawns: true, built: true},
+}
+
+// place compiles the programs and copies the library into the cluster's folder. It reports false of
+// one that is to be built and was not.
+func (l mpiLibrary) place(t *testing.T, c *cluster.Cluster) bool {
+	t.Helper()
+	cc, err := exec.LookPath(l.cc)
+	if err != nil && l.built {
+		t.Logf("%s: not run, as make mpi-pmi2 has not built it", l.name)
+		return false
+	}
+	must(t, err)
+	dir := c.Path(l.name)
+	must(t, os.MkdirAll(dir+"/lib", 0o755))
+	for _, p := range []string{"world", "spawn", "names"} {
+		out, err := exec.Command(cc, "-std=gnu11", "-O1", "-o", filepath.Join(dir, p), "../mpi/"+p+".c").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %s: %v\n%s", cc, p, err, out)
+		}
+	}
+	copyLibraries(t, dir, filepath.Join(dir, "world"))
+	if l.plugins == "" {
+		return true
+	}
+	into := filepath.Join(dir, "lib", filepath.Base(l.plugins))
+	if out, err := exec.Command("cp", "-rL", l.plugins, into).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	files, err := filepath.Glob(into + "/*.so")
+	must(t, err)
+	copyLibraries(t, dir, files...)
+	return true
+}
+
+// copyLibraries copies what files are linked with, but for the C library, which is the image's.
+func copyLibraries(t *testing.T, dir string, files ...string) {
+	t.Helper()
+	out, err := exec.Command("ldd", files...).Output()
+	must(t, err)
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		if len(words) < 3 || words[1] != "=>" || !filepath.IsAbs(words[2]) {
+			continue
+		}
+		switch name := filepath.Base(words[2]); name {
+		case "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2":
+		default:
+			if out, err := exec.Command("cp", "-L", words[2], filepath.Join(dir, "lib", name)).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+		}
+	}
+}
+
+// run runs a program with so many ranks on so many nodes, and returns what it prints.
+func (l mpiLibrary) run(t *testing.T, c *cluster.Cluster, nodes, ranks int, program string) string {
+	t.Helper()
+	script := fmt.Sprintf("export SLURM_OVERLAP=1 LD_LIBRARY_PATH=$DIR/%[1]s/lib; salloc -Q -N%[2]d -n%[3]d srun --mpi=pmi2 $DIR/%[1]s/%[4]s", l.name, nodes, ranks, program)
+	out, err := c.Command(t.Context(), "alice", "timeout", "-k5", mpiPatience, "sh", "-c", script).CombinedOutput()
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	return string(out)
+}
+
+// mpiPatience bounds a program, in seconds: 64 ranks that wait busily for two CPUs take long.
+const mpiPatience = "240"
+
+// TestRootSlurmMPI: MPI programs on one to three nodes. Each checks what it gets.
+func TestRootSlurmMPI(t *testing.T) {
+	testkit.RequireRoot(t)
+	releases, sizes := []string{"22.05"}, []int{3}
+	if matrix() {
+		releases, sizes = cluster.Releases(), []int{2, 8, 64}
+	}
+	for _, release := range releases {
+		t.Run(release, func(t *testing.T) {
+			c := startSpawnCluster(t, release)
+			for _, l := range mpiLibraries {
+				if l.built && !matrix() || !l.place(t, c) {
+					continue
+				}
+				for _, ranks := range sizes {
+					for nodes := 1; nodes <= min(3, ranks); nodes++ {
+						t.Run(fmt.Sprintf("%s/%dx%d", l.name, nodes, ranks), func(t *testing.T) { l.check(t, c, nodes, ranks) })
+					}
+				}
+			}
+		})
+	}
+}
+
+// check runs the programs that the library has.
+func (l mpiLibrary) check(t *testing.T, c *cluster.Cluster, nodes, ranks int) {
+	t.Helper()
+	out := l.run(t, c, nodes, ranks, "world hello ring allreduce alltoall")
+	for rank := range ranks {
+		if want := fmt.Sprintf("hello %d of %d on n", rank, ranks); strings.Count(out, want) != 1 {
+			t.Errorf("want %q once, got:\n%s", want, out)
+		}
+	}
+	for _, part := range []string{"ring", "allreduce", "alltoall"} {
+		if want := fmt.Sprintf("%s ok %d\n", part, ranks); strings.Count(out, want) != 1 {
+			t.Errorf("want %q once, got:\n%s", want, out)
+		}
+	}
+	used := 0
+	for _, node := range c.Nodes() {
+		if strings.Contains(out, " on "+node+"\n") {
+			used++
+		}
+	}
+	if used != nodes {
+		t.Errorf("it has run on %d nodes, want %d:\n%s", used, nodes, out)
+	}
+	if !l.spawns {
+		return
+	}
+	// Before these srun may say that it takes fewer nodes.
+	if out := l.run(t, c, nodes, ranks, "spawn"); !strings.HasSuffix(out, fmt.Sprintf("spawn ok %[1]d+2\nspawn_multiple ok %[1]d+2+1\n", ranks)) {
+		t.Errorf("spawn:\n%s", out)
+	}
+	low, high := ranks/2, ranks-ranks/2
+	out = l.run(t, c, nodes, ranks, "names groups name")
+	for _, want := range []string{fmt.Sprintf("server ok %d+%d\n", low, high), fmt.Sprintf("client ok %d+%d\n", high, low)} {
+		if !strings.Contains(out, want) {
+			t.Errorf("names: want %q, got:\n%s", want, out)
+		}
+	}
+}
