@@ -64,13 +64,18 @@ func (d *daemon) joinContainer(ctx context.Context) error {
 // containerPatience bounds how long a job's private directories take to be emptied.
 const containerPatience = 5 * time.Minute
 
-// removeContainer removes the container that this step has made for its job.
+// removeContainer removes the container that this step has made for its job. Another step removes
+// it as the job's last one here, whose extern step was killed together with its keeper: slurmd
+// begins no new extern step of the job while this step has its socket.
 func (d *daemon) removeContainer() error {
 	if d.namespace != nil {
 		d.namespace.Close()
 	}
-	if d.container == nil {
+	switch {
+	case d.container == nil && d.namespace == nil:
 		return nil
+	case d.container == nil:
+		return d.sweepContainer(d.spec.ID.Job, d.socketConfig().Path())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), containerPatience)
 	defer cancel()
@@ -93,7 +98,7 @@ func (o *orphan) removeContainer(ctx context.Context) error {
 		return err
 	}
 	for {
-		if used, err := hasSteps(w.Spool, w.Node, w.Step.Job); err != nil || !used {
+		if used, err := hasSteps(w.Spool, w.Node, w.Step.Job, ""); err != nil || !used {
 			return errors.Join(err, jobcontainer.Remove(ctx, w.Container, w.Step.Job))
 		}
 		if err := spool.Wait(time.Time{}); err != nil {
@@ -102,21 +107,24 @@ func (o *orphan) removeContainer(ctx context.Context) error {
 	}
 }
 
-// hasSteps reports whether the job has a step here, by the sockets in slurmd's spool.
-func hasSteps(spool, node string, job uint32) (bool, error) {
+// hasSteps reports whether the job has a step here other than the one of the socket, by the sockets
+// in slurmd's spool.
+func hasSteps(spool, node string, job uint32, socket string) (bool, error) {
 	entries, err := os.ReadDir(spool)
 	prefix := fmt.Sprintf("%s_%d.", node, job)
-	return slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), prefix) }), err
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		return strings.HasPrefix(e.Name(), prefix) && e.Name() != filepath.Base(socket)
+	}), err
 }
 
 // sweepContainer removes the container of a job whose extern step and its keeper have died, if
-// no other step of the job uses it.
-func (d *daemon) sweepContainer(job uint32) error {
+// no other step of the job uses it than one that has ended, whose socket is named ("" for none).
+func (d *daemon) sweepContainer(job uint32, ended string) error {
 	t, err := d.tmpfs()
 	if t == nil || err != nil {
 		return err
 	}
-	if used, err := hasSteps(d.stream.Conf.Spool, d.stream.Conf.Node, job); err != nil || used {
+	if used, err := hasSteps(d.stream.Conf.Spool, d.stream.Conf.Node, job, ended); err != nil || used {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), containerPatience)

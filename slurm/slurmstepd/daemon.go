@@ -466,7 +466,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}
 	if id.Step == step.ExternStep {
-		err = errors.Join(err, extern.Remove(place.Dir(spool), id.Job), d.sweepContainer(id.Job))
+		err = errors.Join(err, extern.Remove(place.Dir(spool), id.Job), d.sweepContainer(id.Job, ""))
 	}
 	return err
 }
