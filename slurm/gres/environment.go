@@ -44,9 +44,6 @@ func (v vars) unset(names ...string) {
 // have and that would contradict them.
 func (p *Plan) Environment(local int, constrained bool) (env, unset []string) {
 	v := vars{}
-	if p.request != "" {
-		v["SLURMD_TRES_BIND"] = p.request
-	}
 	for i := range p.held {
 		h := &p.held[i]
 		switch h.node.Name {
@@ -69,6 +66,9 @@ func (p *Plan) Environment(local int, constrained bool) (env, unset []string) {
 		} else {
 			env = append(env, name+"="+value)
 		}
+	}
+	if p.request != "" {
+		env = append(env, p.request)
 	}
 	slices.Sort(env)
 	slices.Sort(unset)

@@ -17,7 +17,7 @@ import (
 type Plan struct {
 	release wire.Release
 	batch   bool   // the variables are the job's
-	request string // --tres-bind, as srun has it
+	request string // --tres-bind, as srun has it, as a variable that all tasks share, "" without
 	held    []held // of the step, of a batch script its job's
 
 	// JobDenied, StepDenied and TaskDenied, the latter by local id, are the devices that the
@@ -74,7 +74,9 @@ func Of(s *wire.Stream, of Step) (*Plan, error) {
 			return nil, err
 		}
 	}
-	p.request = bind
+	if bind != "" {
+		p.request = "SLURMD_TRES_BIND=" + bind
+	}
 	for i := range p.held {
 		h := &p.held[i]
 		if h.bind = parseBind(bind, h.node.Name, p.release); h.bind == nil && s.Launch != nil && accelBinds(s.Launch.AccelBind, h.node.Name) {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"stepd/internal/printable"
 	"stepd/step/launch"
@@ -170,6 +171,7 @@ func (s *Step) Check(ctx context.Context, program string, gid uint32, groups []u
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	said := new(limited)
 	cmd.Stderr, cmd.Env, cmd.Dir = said, []string{}, "/"
+	cmd.WaitDelay = time.Second // the user may have had it fork, by ptrace(2): stderr is then held open
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: s.UID, Gid: gid, Groups: groups}}
 	err := cmd.Run()
 	if err == nil {

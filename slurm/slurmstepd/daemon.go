@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -76,6 +77,8 @@ type daemon struct {
 	// left is what outlives SIGKILL, nil for nothing. Only run's goroutine uses it, or complete
 	// for it.
 	left *survivors
+	// addresses are the nodes' that were asked for: netip.Addr by name.
+	addresses sync.Map
 	// suspending counts requests that have the tasks stand still, and are under way.
 	suspending atomic.Int32
 }

@@ -26,8 +26,11 @@ func (d *daemon) names() socket.Names {
 // addressPatience bounds the question for a node's address.
 const addressPatience = 5 * time.Second
 
-// address is where slurm.conf has a node of the job. It reads the file: few steps are asked.
+// address is where slurm.conf has a node of the job. A node is looked for once: any user may ask.
 func (d *daemon) address(node string) (netip.Addr, bool) {
+	if known, ok := d.addresses.Load(node); ok {
+		return known.(netip.Addr), true
+	}
 	hosts, err := slurmconf.ExpandHosts(d.cred().JobHosts)
 	if err != nil || !slices.Contains(hosts, node) {
 		return netip.Addr{}, false
@@ -42,5 +45,7 @@ func (d *daemon) address(node string) (netip.Addr, bool) {
 	if err != nil || len(found) == 0 {
 		return netip.Addr{}, false
 	}
-	return found[0].Unmap(), true
+	addr := found[0].Unmap()
+	d.addresses.Store(node, addr)
+	return addr, true
 }
