@@ -62,7 +62,7 @@ var importRules = map[string]struct {
 	"stepd/slurm/pam":          {[]string{"stepd/internal/linux", "stepd/srunopt", "stepd/step/launch"}, "has a PAM session opened: knows no message"},
 	"stepd/slurm/extern":       {[]string{"stepd/internal/linux", "stepd/proctrack", "stepd/slurm/x11"}, "what the extern step does for its job: knows no message"},
 	"stepd/slurm/x11":          {[]string{"stepd/internal/linux", "stepd/internal/quickjson"}, "gives a job a display: knows no message"},
-	"stepd/slurm/oci":          {[]string{"stepd/internal/linux", "stepd/internal/printable", "stepd/slurmconf", "stepd/step/launch"}, "containers of tasks by the site's commands: knows neither messages nor cgroups, and runs as the user"},
+	"stepd/slurm/oci":          {[]string{"stepd/internal/linux", "stepd/internal/printable", "stepd/jobcontainer", "stepd/slurmconf", "stepd/step/launch"}, "containers of tasks by the site's commands: knows neither messages nor cgroups, and runs as the user"},
 	"stepd/slurm/gres":         {[]string{"stepd/slurm/wire", "stepd/step", "stepd/step/launch"}, "pure: which generic resources a step and its tasks have"},
 	"stepd/slurm/place":        {[]string{"stepd/internal/linux", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/step", "stepd/step/launch", "stepd/task/cgroup", "stepd/task/confine", "stepd/task/device"}, "the cgroups of slurmd's steps: knows neither messages nor sockets"},
 	"stepd/slurm/stdio":        {[]string{"stepd/internal/linux", "stepd/slurm/wire", "stepd/step", "stepd/step/launch", "stepd/stepio/relay"}, "srun's streams: knows neither tasks nor messages; the relay names who holds a pipe"},

@@ -45,6 +45,17 @@ type remover struct {
 	more   int // failures beyond those kept
 }
 
+// RemoveTree removes a directory in which a user has worked, of a folder that is root's, and all that
+// is in it, as the job's are removed. That it does not exist is no error.
+func RemoveTree(ctx context.Context, dir string) error {
+	folder, err := os.Open(path.Dir(dir))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return removeTree(ctx, folder, path.Base(dir))
+}
+
 // removeTree removes the directory name in dir and everything below it. That
 // it does not exist is no error.
 func removeTree(ctx context.Context, dir *os.File, name string) error {

@@ -191,6 +191,14 @@ func TestPrepare(t *testing.T) {
 	if got, err := load(s.Dir); err != nil || !reflect.DeepEqual(got, s) {
 		t.Errorf("%+v %v", got, err)
 	}
+	// Deeper than there are descriptors, one directory in the other.
+	lowerFiles(t, 64)
+	for i, dir := 0, s.Dir+"/task-0"; i < 300; i++ {
+		dir += "/d"
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := errors.Join(os.WriteFile(kept+"/f", nil, 0o644), os.Symlink(kept, s.Dir+"/task-0/link"), s.Remove()); err != nil {
 		t.Fatal(err)
 	}
@@ -200,6 +208,24 @@ func TestPrepare(t *testing.T) {
 	if _, err := os.Stat(s.Dir); !os.IsNotExist(err) {
 		t.Error(err)
 	}
+}
+
+// lowerFiles bounds the descriptors of the test's process.
+func lowerFiles(t *testing.T, most uint64) {
+	t.Helper()
+	var was syscall.Rlimit
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was)
+	if err == nil {
+		err = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: most, Max: was.Max})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestEnd asks the runtime once, and kills and deletes what it knows.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"stepd/internal/printable"
+	"stepd/jobcontainer"
 	"stepd/step/launch"
 )
 
@@ -91,9 +92,17 @@ func (s *Step) Prepare(ranks []int, gid uint32) error {
 	return nil
 }
 
-// Remove removes the step's folder. It follows no symbolic link.
-func (s *Step) Remove() error {
-	if err := os.RemoveAll(s.Dir); err != nil {
+// Remove removes the step's folder, whatever its user has made there.
+func (s *Step) Remove() error { return Remove(s.Dir) }
+
+// removePatience bounds the removal of a folder that its user has filled.
+const removePatience = time.Minute
+
+// Remove removes a step's folder.
+func Remove(dir string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), removePatience)
+	defer cancel()
+	if err := jobcontainer.RemoveTree(ctx, dir); err != nil {
 		return fmt.Errorf("cannot remove the containers' folder: %w", err)
 	}
 	return nil

@@ -464,7 +464,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}
-	err = errors.Join(err, os.RemoveAll(bundleDir(spool, id)), os.RemoveAll(filepath.Join(place.Dir(spool), mailboxName(id))))
+	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), os.RemoveAll(filepath.Join(place.Dir(spool), mailboxName(id))))
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}

@@ -20,6 +20,7 @@ import (
 	"stepd/proctrack"
 	"stepd/slurm/extern"
 	"stepd/slurm/keeper"
+	"stepd/slurm/oci"
 	others "stepd/slurm/peers"
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
@@ -128,7 +129,7 @@ func (o *orphan) kill(ctx context.Context) error {
 
 // clean removes the step's files: slurmd takes a socket for a step.
 func (o *orphan) clean() {
-	if err := os.RemoveAll(bundleDir(o.will.Spool, step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step})); err != nil {
+	if err := oci.Remove(bundleDir(o.will.Spool, step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step})); err != nil {
 		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 	}
 	if o.will.Step.Step == step.ExternStep {
