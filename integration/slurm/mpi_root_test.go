@@ -90,9 +90,9 @@ func copyLibraries(t *testing.T, dir string, files ...string) {
 // run runs a program with so many ranks on so many nodes, and returns what it prints.
 func (l mpiLibrary) run(t *testing.T, c *cluster.Cluster, nodes, ranks int, program string) string {
 	t.Helper()
-	// srun gives a spawned step no more tasks than the job has CPUs: three are for those.
+	// srun gives a spawned step no more tasks than the job has CPUs, and programs spawn three.
 	script := fmt.Sprintf("export SLURM_OVERLAP=1 LD_LIBRARY_PATH=$DIR/%[1]s/lib %[6]s; salloc -Q -N%[2]d -n%[7]d srun -N%[2]d -n%[3]d --mpi=%[5]s $DIR/%[1]s/%[4]s",
-		l.name, nodes, ranks, program, l.mpi, l.env, ranks+3)
+		l.name, nodes, ranks, program, l.mpi, l.env, max(ranks, 3))
 	out, err := c.Command(t.Context(), "alice", "timeout", "-k5", mpiPatience, "sh", "-c", script).CombinedOutput()
 	if err != nil {
 		t.Errorf("%v", err)
