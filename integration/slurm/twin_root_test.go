@@ -66,7 +66,7 @@ func (w *twins) run(ctx context.Context, t *testing.T, checks []check) {
 		if testkit.InGuest() {
 			break // it has no library of PMI to compile with, and no check for one
 		}
-		if err := placePrograms(c); err != nil {
+		if err := placePrograms(c, w.release); err != nil {
 			t.Error(err)
 			return
 		}
@@ -182,11 +182,16 @@ func keep(t testing.TB, c *cluster.Cluster, name string) {
 	}
 }
 
-// placePrograms puts programs for PMI-2 and PMIx into the cluster's folder.
-func placePrograms(c *cluster.Cluster) error {
+// placePrograms puts programs for PMI-2 and PMIx, and a plugin, into the cluster's folder.
+func placePrograms(c *cluster.Cluster, release string) error {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return fmt.Errorf("release %q: %w", release, err)
+	}
 	for _, p := range []struct{ out, source, flags string }{
 		{"pmi2", "testdata/mpi/pmi2.c", "-lpmi2"},
 		{"fences", "testdata/mpi/fences.c", "-lpmi2"},
+		{"nodes.so", "testdata/nodes.c", fmt.Sprintf("-shared -fPIC -I../../spank/host/include -DSLURM_VERSION_NUMBER=%d", major<<16|minor<<8)},
 		{"pmix", "testdata/mpi/pmix.c", "-I/usr/lib/x86_64-linux-gnu/pmix2/include -L/usr/lib/x86_64-linux-gnu/pmix2/lib -lpmix"},
 	} {
 		args := append([]string{"-Wall", "-o", c.Path(p.out), p.source}, strings.Fields(p.flags)...)

@@ -25,8 +25,26 @@ var Sites = map[string]Site{
 		Conf:  "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\nLaunchParameters=enable_nss_slurm\n",
 		Files: map[string]string{"sshd": sshd, "ssh": ssh},
 	},
-	"pam":     {Conf: "UsePAM=1\nPrologFlags=Contain\n", Files: map[string]string{"pam": pam, "pam_log": pamLog, "limits.conf": pamLimits}},
-	"nodes":   {Nodes: 3, Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\n"},
+	"pam": {Conf: "UsePAM=1\nPrologFlags=Contain\n", Files: map[string]string{"pam": pam, "pam_log": pamLog, "limits.conf": pamLimits}},
+	// Three machines, of which the third has less.
+	"nodes": {
+		Nodes: 3,
+		Conf: "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1\nTaskProlog=DIR/task_prolog\nGresTypes=gpu\n" +
+			"NodeName=n[1-2] NodeAddr=10.77.0.[11-12] CPUs=64 Gres=gpu:2 State=UNKNOWN\nNodeName=n3 NodeAddr=10.77.0.13 CPUs=48 Gres=gpu:1 State=UNKNOWN\n" +
+			"SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1,bf_interval=1\n",
+		Files: map[string]string{
+			"gres.conf":   "NodeName=n[1-2] Name=gpu File=DIR/gpu[0-1] Flags=nvidia_gpu_env\nNodeName=n3 Name=gpu File=DIR/gpu0 Flags=nvidia_gpu_env\n",
+			"task_prolog": "#!/bin/sh\necho export PROLOG=$(hostname).$SLURM_PROCID\n",
+		},
+		Devices: []string{"gpu0", "gpu1"},
+	},
+	"nodes-contain": {
+		Nodes: 3, Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n", Files: map[string]string{"plugstack.conf": "optional DIR/nodes.so\n"},
+	},
+	"nodes-tmpfs": { // under Slurm's own step daemon the next job of a node fails ("not ready"), so there is one
+		Nodes: 3, Conf: "PrologFlags=Contain\nJobContainerType=job_container/tmpfs\n",
+		Files: map[string]string{"job_container.conf": "AutoBasePath=true\nBasePath=DIR/jc\n"},
+	},
 	"contain": {Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n"},
 	// Slurm gives each component of a heterogeneous job nodes of its own.
 	"het": {
