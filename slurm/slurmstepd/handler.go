@@ -137,6 +137,7 @@ func (h *handler) Abort() {
 }
 
 func (h *handler) Terminate() {
+	h.tree.giveUp()
 	rec := h.st.Record()
 	h.condemn(&rec)
 	h.end(unix.SIGKILL)

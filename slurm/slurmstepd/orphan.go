@@ -256,6 +256,10 @@ func (o *orphan) reportController(ctx context.Context) {
 	case w.Batch:
 		o.peers.tellController(ctx, rpc.BatchEnd(), &wire.CompleteBatchScript{Step: w.Step, RC: rc, UID: w.User, Node: w.Node})
 	default:
-		o.peers.tellController(ctx, rpc.StepEnd(), &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: rc})
+		own := &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: rc}
+		ended := func(i int) bool { return o.mark(markRanks+len(w.Ranks)+i)&rankEnded != 0 }
+		for _, end := range rows(own, w.NodeID+1, ended, w.Children) { // the daemon has taken theirs
+			o.peers.tellEnd(ctx, end)
+		}
 	}
 }

@@ -25,6 +25,7 @@ type peers struct {
 	slurmUser  uint32
 	launcher   string   // srun's HOST:PORT, "" without one
 	addrs      []string // of the controllers
+	parent     string   // the slurmd that takes the step's end, "" is a controller
 	// attempted is called when a controller has the step's end in its socket, and when none has
 	// taken it so far; nil does nothing.
 	attempted func()

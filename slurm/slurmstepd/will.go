@@ -38,11 +38,14 @@ type will struct {
 	SlurmUser   uint32       `json:"slurm_user"`
 	Launcher    string       `json:"launcher"`
 	Controllers []string     `json:"controllers"`
-	Munge       string       `json:"munge"`
-	TimeoutMS   int64        `json:"timeout_ms"`
-	LogFile     string       `json:"log_file"`
-	Debug       uint32       `json:"debug"`
-	Spool       string       `json:"spool"`
+	Parent      string       `json:"parent"`
+	// Children are the nodes below this one, whose marks follow the ranks'.
+	Children  int    `json:"children"`
+	Munge     string `json:"munge"`
+	TimeoutMS int64  `json:"timeout_ms"`
+	LogFile   string `json:"log_file"`
+	Debug     uint32 `json:"debug"`
+	Spool     string `json:"spool"`
 	// Remove are files of the step, and then directories if they are empty.
 	Remove []string `json:"remove"`
 	// Neighbours are the step's nodes next to this one in its tree, and PeerRelease is their messages'.
@@ -85,13 +88,16 @@ func (d *daemon) will() (*will, error) {
 	w := &will{
 		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
-		Launcher: p.launcher, Controllers: p.addrs, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
+		Launcher: p.launcher, Controllers: p.addrs, Parent: p.parent, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
 		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), d.spawning.inbox.Path},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
 		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File,
 	}
 	if d.office != nil {
 		w.Neighbours, w.PeerRelease = d.office.nodes, d.office.client.Release
+	}
+	if d.tree != nil {
+		w.Children = len(d.tree.ended)
 	}
 	if d.container != nil {
 		w.Container = d.container.Dir()
@@ -118,7 +124,7 @@ func (w *will) peers(log *logrus.Logger) *peers {
 	}
 	return &peers{
 		log: log, srun: client(w.SrunRelease), ctld: client(w.Release), id: w.Step, node: w.Node,
-		user: w.User, slurmUser: w.SlurmUser, launcher: w.Launcher, addrs: w.Controllers,
+		user: w.User, slurmUser: w.SlurmUser, launcher: w.Launcher, addrs: w.Controllers, parent: w.Parent,
 	}
 }
 
@@ -138,7 +144,7 @@ func (d *daemon) guard() error {
 	}
 	cfg := keeper.Config{
 		Program: filepath.Join(filepath.Dir(self), "stepkeeper"), Step: w.Name, Lock: d.place.Lock(), Stderr: d.file,
-		Will: text, Marks: markRanks + len(w.Ranks), Log: func(text string) { d.log.Warn(text) },
+		Will: text, Marks: markRanks + len(w.Ranks) + w.Children, Log: func(text string) { d.log.Warn(text) },
 	}
 	if w.Cgroups.Dir != "" {
 		cfg.Cgroups = []string{w.Cgroups.Tasks, w.Cgroups.Dir}

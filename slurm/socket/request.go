@@ -52,6 +52,14 @@ type request struct {
 	mode   int32  // of reqPasswd, reqGroup and reqHost
 	id     int32  // of reqPasswd and reqGroup: a uid or gid
 	attach *Attachment
+	ended  NodesEnd // of reqCompletion
+}
+
+// NodesEnd is the end of a step on nodes below this one in its tree, as slurmd passes it on:
+// numbers within the step, the highest status and what they have used, packed.
+type NodesEnd struct {
+	First, Last, RC uint32
+	Usage           []byte
 }
 
 // Flags of reqSignal (slurm.h: KILL_JOB_BATCH and KILL_FULL_JOB).
@@ -63,6 +71,8 @@ const (
 const (
 	// textMax bounds a text that a client sends, in bytes.
 	textMax = 64 << 10
+	// usageMax bounds a usage, of which a resource has 116 bytes.
+	usageMax = 1 << 20
 	// configMax bounds what slurmd sends of its configuration, which is not kept.
 	configMax = 16 << 20
 )
@@ -71,8 +81,7 @@ const (
 var errUnknown = errors.New("unknown request")
 
 // readRequest reads one request of a client of the release v. The error is io.EOF where the
-// client is done. Requests whose arguments differ by release, and that no step answers yet,
-// are read up to their arguments.
+// client is done.
 func readRequest(v wire.Release, in io.Reader) (request, error) {
 	r := fields{in: in}
 	var word [4]byte
@@ -82,7 +91,15 @@ func readRequest(v wire.Release, in io.Reader) (request, error) {
 	q := request{code: code(binary.NativeEndian.Uint32(word[:]))}
 	switch q.code {
 	case reqState, reqDaemonPID, reqTerminate, reqTaskInfo, reqPIDs, reqStat, reqMemLimits, reqUID, reqNodeID:
-	case reqCompletion, reqX11, reqNamespace:
+	case reqX11, reqNamespace:
+	case reqCompletion:
+		q.ended = NodesEnd{First: uint32(r.int()), Last: uint32(r.int()), RC: uint32(r.int())}
+		n := r.size(usageMax)
+		if n == 0 && v >= wire.V2405 { // measured in 24.11 and 26.05: five zeros without a step manager
+			r.bytes(1)
+			n = r.size(usageMax)
+		}
+		q.ended.Usage = r.bytes(int(n))
 	case reqNamespaces:
 		if v < wire.V2505 {
 			return q, errUnknown

@@ -21,8 +21,6 @@ const (
 	requestMax = 10 * time.Second
 	// runningMax is how long a signal waits for the tasks, as in Slurm.
 	runningMax = 120 * time.Second
-	// drainMax bounds what is read of a request that is not answered in full.
-	drainMax = 1 << 20
 )
 
 // oldest is the oldest release whose commands Slurm serves: two before its own, and three
@@ -123,7 +121,7 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 		err = reply(c, s.tasks())
 	case reqStat:
 		return s.owns(uid) && reply(c, s.usage()) == nil
-	case reqSignal, reqTerminate, reqSuspend, reqResume, reqReconfigure:
+	case reqSignal, reqTerminate, reqSuspend, reqResume, reqReconfigure, reqCompletion:
 		rc, errno := result(s.act(uid, q))
 		err = reply(c, rc, errno)
 	case reqPasswd:
@@ -144,25 +142,8 @@ func (s *Server) answer(c *net.UnixConn, uid uint32, q request) bool {
 		err = reply(c, errno)
 	case reqAttach:
 		err = s.attach(c, uid, q.attach)
-	default:
-		s.cannot(c, q.code)
-		return false
 	}
 	return err == nil
-}
-
-// cannot answers what this step daemon does not do yet, such that the client says so.
-func (s *Server) cannot(c *net.UnixConn, q code) {
-	var err error
-	switch q {
-	case reqCompletion: // this node reports for itself alone, and so do others
-		err = reply(c, int32(-1), int32(errNotSupported))
-	default:
-		err = reply(c, int32(0))
-	}
-	if err == nil { // a client that is still writing must not die of SIGPIPE
-		_, _ = io.CopyN(io.Discard, c, drainMax)
-	}
 }
 
 // result is how an error travels: 0, 0 without one.
@@ -246,7 +227,7 @@ func (s *Server) deny(uid uint32, q code) error {
 func (s *Server) act(uid uint32, q request) error {
 	may := s.owns(uid)
 	switch q.code {
-	case reqSuspend, reqResume, reqReconfigure, reqAddPID:
+	case reqSuspend, reqResume, reqReconfigure, reqAddPID, reqCompletion:
 		may = s.trusts(uid)
 	}
 	if !may {
@@ -266,6 +247,8 @@ func (s *Server) act(uid uint32, q request) error {
 		return s.handler.Reopen()
 	case reqAddPID:
 		return s.adopt(int(q.pid))
+	case reqCompletion:
+		return s.handler.Ended(q.ended)
 	default:
 		s.handler.Say(q.text)
 		return nil

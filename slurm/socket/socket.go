@@ -135,6 +135,8 @@ type Handler interface {
 	// Usage is what the tasks have used, packed, and how many they are; nil where the site
 	// does without (jobacct_gather/none).
 	Usage() (packed []byte, tasks int)
+	// Ended takes the step's end on other nodes, which this one reports with its own.
+	Ended(end NodesEnd) error
 	// Reopen opens the log anew.
 	Reopen() error
 	// Say writes a line to the step's standard error, as an error of the step daemon.

@@ -70,8 +70,11 @@ func (f *fake) Abort()                  { f.do("abort") }
 func (f *fake) Terminate()              { f.do("terminate") }
 func (f *fake) Suspend(by uint32) error { return f.do(fmt.Sprintf("suspend by %d", by)) }
 func (f *fake) Resume(by uint32) error  { return f.do(fmt.Sprintf("resume by %d", by)) }
-func (f *fake) Reopen() error           { return f.do("reopen") }
-func (f *fake) Say(line string)         { f.do("say " + line) }
+func (f *fake) Ended(e NodesEnd) error {
+	return f.do(fmt.Sprintf("ended %d-%d %d %d", e.First, e.Last, e.RC, len(e.Usage)))
+}
+func (f *fake) Reopen() error   { return f.do("reopen") }
+func (f *fake) Say(line string) { f.do("say " + line) }
 func (f *fake) PIDs() []int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -266,9 +269,10 @@ func TestAnswers(t *testing.T) {
 		{name: "attach encrypted", since: wire.V2505, uid: 0, request: attachRequest(4, "cert"), want: words(2036)},
 		{name: "attach by the owner", before: wire.V2505, uid: owner, request: attachRequest(), want: words(1)},
 		{name: "attach of no address", before: wire.V2505, uid: 0, request: words(7, make([]byte, 256), 0, owner, uint16(wire.V2205)), want: words(22)},
+		{name: "completion", uid: 0, request: words(18, 1, 2, 9, 3, "abc"), want: words(0, 0), did: "ended 1-2 9 3"},
+		{name: "completion by the owner", uid: owner, request: words(18, 1, 2, 9, 3, "abc"), want: denied},
 
 		// What no step does yet.
-		{name: "completion", uid: 0, request: words(18, 0, 1, 0, 3, "abc"), want: words(-1, 2036)},
 		{name: "adopt", uid: 0, request: words(22, 12345), want: words(-1)},
 		{name: "display", uid: owner, request: words(23), want: words(0, 0)},
 		{name: "user", uid: owner, request: words(24, 0, 1, 4, "root"), want: words(0)},

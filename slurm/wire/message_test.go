@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -158,5 +159,46 @@ func FuzzFrame(f *testing.F) {
 		if err == nil {
 			ReturnCode(body)
 		}
+	})
+}
+
+func TestUnpackUsage(t *testing.T) {
+	u := NewUsage([]TRES{{ID: TRESCPU, Type: "cpu"}, {ID: 1001, Type: "gres", Name: "gpu"}})
+	u.User, u.System, u.CPUFreq, u.Energy = 90*time.Second+time.Microsecond, time.Minute, 3, 4
+	u.TRES[1].Out = Figures{1, 2, 3, 4, 5, 6, 7}
+	w := &writer{v: V2205}
+	u.pack(w)
+	for _, b := range [][]byte{w.b, PackUsage(u)} {
+		got, err := UnpackUsage(b)
+		if err != nil || got.User != u.User || got.System != u.System || got.CPUFreq != 3 || got.Energy != 4 ||
+			len(got.TRES) != 2 || got.TRES[1].ID != 1001 || got.TRES[1].Out != u.TRES[1].Out || got.TRES[0].In != unmeasured {
+			t.Errorf("%+v, %v", got, err)
+		}
+		for n := range b {
+			if got, err := UnpackUsage(b[:n]); err == nil {
+				t.Fatalf("%d bytes: %+v", n, got)
+			}
+		}
+		if got, err := UnpackUsage(append(slices.Clone(b), 0)); err == nil {
+			t.Errorf("one more byte: %+v", got)
+		}
+	}
+	if got, err := UnpackUsage([]byte{0}); got != nil || err != nil {
+		t.Errorf("nothing measured: %+v, %v", got, err)
+	}
+}
+
+func FuzzUsage(f *testing.F) {
+	f.Add(PackUsage(NewUsage([]TRES{{ID: TRESCPU, Type: "cpu"}})))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		u, err := UnpackUsage(b)
+		if err != nil || u == nil {
+			return
+		}
+		again, err := UnpackUsage(PackUsage(u))
+		if err != nil || len(again.TRES) != len(u.TRES) {
+			t.Fatal(u, again, err)
+		}
+		again.Add(u)
 	})
 }

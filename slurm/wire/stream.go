@@ -155,7 +155,7 @@ func ReadStream(in io.Reader) (*Stream, error) {
 // neighbours reads the addresses of the parent, and of the command that has asked.
 func (s *Stream) neighbours(p *pipe, v Release) {
 	if v >= V2311 {
-		s.Parent = p.text("parent")
+		s.Parent = string(bytes.TrimSuffix(p.blob("parent"), []byte{0})) // measured: no NUL, unlike other strings
 	} else {
 		s.ParentAddr = sockaddr(p.read("parent", 128))
 	}

@@ -357,3 +357,15 @@ func FuzzCred(f *testing.F) {
 		return r.err
 	})
 }
+
+// TestParent: slurmd sends its parent's name without the NUL of other strings (24.11, 26.05).
+func TestParent(t *testing.T) {
+	for sent, want := range map[string]string{"": "", "n1": "n1", "n1\x00": "n1"} {
+		b := binary.NativeEndian.AppendUint32(nil, uint32(len(sent)))
+		s := new(Stream)
+		s.neighbours(&pipe{in: bytes.NewReader(append(b, sent...))}, V2411)
+		if s.Parent != want {
+			t.Errorf("%q: %q", sent, s.Parent)
+		}
+	}
+}

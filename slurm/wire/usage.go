@@ -1,6 +1,9 @@
 package wire
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // TRES is a resource that the site counts.
 type TRES struct {
@@ -105,18 +108,104 @@ func (u *Usage) packWith(w *writer, list func()) {
 		w.u32(u.TRES[i].ID)
 	}
 	list()
-	for _, side := range [2]func(*TRESUsage) *Figures{
-		func(t *TRESUsage) *Figures { return &t.In }, func(t *TRESUsage) *Figures { return &t.Out },
-	} {
-		for _, figure := range [7]func(*Figures) uint64{
-			func(f *Figures) uint64 { return f.Max }, func(f *Figures) uint64 { return f.MaxNode }, func(f *Figures) uint64 { return f.MaxTask },
-			func(f *Figures) uint64 { return f.Min }, func(f *Figures) uint64 { return f.MinNode }, func(f *Figures) uint64 { return f.MinTask },
-			func(f *Figures) uint64 { return f.Total },
-		} {
+	for _, side := range sides {
+		for _, figure := range figures {
 			w.u32(uint32(len(u.TRES)))
 			for i := range u.TRES {
-				w.u64(figure(side(&u.TRES[i])))
+				w.u64(*figure(side(&u.TRES[i])))
 			}
 		}
+	}
+}
+
+// sides and figures are the parts of a resource's figures in the order in which they are packed.
+var (
+	sides   = [2]func(*TRESUsage) *Figures{func(t *TRESUsage) *Figures { return &t.In }, func(t *TRESUsage) *Figures { return &t.Out }}
+	figures = [7]func(*Figures) *uint64{
+		func(f *Figures) *uint64 { return &f.Max }, func(f *Figures) *uint64 { return &f.MaxNode }, func(f *Figures) *uint64 { return &f.MaxTask },
+		func(f *Figures) *uint64 { return &f.Min }, func(f *Figures) *uint64 { return &f.MinNode }, func(f *Figures) *uint64 { return &f.MinTask },
+		func(f *Figures) *uint64 { return &f.Total },
+	}
+)
+
+// usageTRESMax bounds the resources of a usage that comes from another node.
+const usageTRESMax = 4096
+
+// UnpackUsage reads a usage of another node's; nil is one where nothing was measured.
+func UnpackUsage(b []byte) (*Usage, error) {
+	r := newReader(0, "usage", b)
+	if r.u8("measured") == 0 {
+		return nil, r.err
+	}
+	u := new(Usage)
+	for _, d := range []*time.Duration{&u.User, &u.System} {
+		s, us := r.u64("seconds"), r.u32("microseconds")
+		*d = time.Duration(min(s, 1<<32))*time.Second + time.Duration(us)*time.Microsecond
+	}
+	u.CPUFreq, u.Energy = r.u32("CPU frequency"), r.u64("energy")
+	ids := r.u32s("resources")
+	if len(ids) > usageTRESMax {
+		return nil, fmt.Errorf("%d resources in a usage, and %d is the limit", len(ids), usageTRESMax)
+	}
+	u.TRES = make([]TRESUsage, len(ids))
+	for i, id := range ids {
+		u.TRES[i].ID = id
+	}
+	if n := r.u32("list"); n != NoVal {
+		for range r.fits("list", uint64(n), 28) {
+			r.u64("list")
+			r.u64("list")
+			r.u32("list")
+			r.str("list")
+			r.str("list")
+		}
+	}
+	for _, side := range sides {
+		for _, figure := range figures {
+			values := r.u64s("figures")
+			if r.err == nil && len(values) != len(ids) {
+				return nil, fmt.Errorf("%d figures in a usage of %d resources", len(values), len(ids))
+			}
+			for i, v := range values {
+				*figure(side(&u.TRES[i])) = v
+			}
+		}
+	}
+	if r.err == nil && len(r.b) > 0 {
+		return nil, fmt.Errorf("%d bytes follow a usage", len(r.b))
+	}
+	return u, r.err
+}
+
+// Add adds what other nodes of the step have used. Resources that u does not have are left out:
+// all nodes of a step count the same.
+func (u *Usage) Add(other *Usage) {
+	u.User += other.User
+	u.System += other.System
+	u.Energy += other.Energy
+	u.CPUFreq = max(u.CPUFreq, other.CPUFreq) // as Slurm adds it up, it is the step's fastest
+	for i := range u.TRES {
+		if t := other.Of(u.TRES[i].ID); t != nil {
+			for _, side := range sides {
+				side(&u.TRES[i]).add(side(t))
+			}
+		}
+	}
+}
+
+// add adds the figures of other tasks.
+func (f *Figures) add(other *Figures) {
+	if other.Max != Infinite64 && (f.Max == Infinite64 || other.Max > f.Max) {
+		f.Max, f.MaxNode, f.MaxTask = other.Max, other.MaxNode, other.MaxTask
+	}
+	if other.Min != Infinite64 && (f.Min == Infinite64 || other.Min < f.Min) {
+		f.Min, f.MinNode, f.MinTask = other.Min, other.MinNode, other.MinTask
+	}
+	switch {
+	case other.Total == Infinite64:
+	case f.Total == Infinite64:
+		f.Total = other.Total
+	default:
+		f.Total += other.Total
 	}
 }

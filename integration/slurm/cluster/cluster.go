@@ -52,6 +52,8 @@ type Site struct {
 	// Slurm: with a link, a name, /tmp, /run and /dev/shm. The users' folders are one on all of them. Slurmctld and the Site's users are on the host
 	// Login then, and no node.
 	Nodes int
+	// Env is beside their own in the environment of slurmds, and so of step daemons: NAME=VALUE.
+	Env []string
 	// OwnCgroups gives the cluster a tree of cgroups of its own, which its processes see as the
 	// whole machine's. The machine has cgroup v2 alone.
 	OwnCgroups bool

@@ -73,7 +73,9 @@ func (c *Cluster) startNodeSlurmd(ctx context.Context, node, stepDaemon string) 
 	if stepDaemon != "" {
 		args = append(args, "-d", stepDaemon)
 	}
-	return c.run(c.On(ctx, node, "root", "slurmd", args...))
+	cmd := c.On(ctx, node, "root", "slurmd", args...)
+	cmd.Env = append(cmd.Env, c.site.Env...)
+	return c.run(cmd)
 }
 
 // StartNode starts the slurmd of a node with the Site's step daemon, and waits until the node takes

@@ -38,6 +38,8 @@ var Sites = map[string]Site{
 		},
 		Devices: []string{"gpu0", "gpu1"},
 	},
+	// Nine nodes, of which the last is at the tree's second level.
+	"tree": {Nodes: 9, Env: []string{"STEPD_TREE_ABOVE=2"}, Conf: "JobAcctGatherType=jobacct_gather/linux\nSlurmctldDebug=debug2\nDebugFlags=Steps\nSlurmdDebug=debug\n"},
 	"nodes-contain": {
 		Nodes: 3, Conf: "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\n", Files: map[string]string{"plugstack.conf": "optional DIR/nodes.so\n"},
 	},
