@@ -105,8 +105,8 @@ slurm-run: all ## run CMD= as a user of such a Slurm (RELEASE=22.05, SITE=affini
 	@$(GO) run ./integration/slurm/run -cache $(SLURM_CACHE) -bin $(BIN) -release $(or $(RELEASE),22.05) -site '$(SITE)' $(ARGS) "$$CMD"
 
 .PHONY: slurm-cuts
-slurm-cuts: all ## kill a step daemon of three nodes, or cut its node off, at random moments, POINTS= times (100; SEED=, RELEASE=)
-	POINTS=$(or $(POINTS),100) $(SLURM) -v -run '^TestRootPeersLost$$' ./integration/slurm | $(GATE) -v
+slurm-cuts: all ## kill a step daemon or slurmd of three nodes, or cut its node off, at random moments, with MPI and without, POINTS= times each (100; SEED=, RELEASE=)
+	POINTS=$(or $(POINTS),100) RELEASE=$(or $(RELEASE),22.05) $(SLURM) -v -run '^TestRoot(SlurmCuts|PeersLost)$$' ./integration/slurm | $(GATE) -v
 
 .PHONY: slurm-faults
 slurm-faults: all ## kill each process at every phase of a step under slurmd, and as often at random, POINTS= kills each (500)

@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,12 +54,22 @@ const (
 	signPauseMax = 15 * time.Second
 )
 
+// unreachablePause is the longest pause where the network leads to no peer: nothing burdens one,
+// and a node that was cut off reports soon after its return.
+const unreachablePause = 2 * time.Second
+
+// unreachable reports whether no peer could be connected to, and none has refused.
+func unreachable(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial" && !errors.Is(err, unix.ECONNREFUSED)
+}
+
 // standby is the answer of a controller that waits for the first one's end.
 const standby = 2027
 
 // Deliver sends a message to the first of the peers that takes it. They are gone through in
 // turn, and again as retry says; a message that cannot be signed is no try, and is not given up
-// until ctx ends. A *ReturnError is a peer's refusal, which ends it; another error is the last one
+// until ctx ends; nor is one of long pauses while no peer can be reached. A *ReturnError is a peer's refusal, which ends it; another error is the last one
 // of each peer, joined, or the context's cause.
 func (c *Client) Deliver(ctx context.Context, to []Peer, m wire.Message, retry Retry) error {
 	pause, unsigned := retry.Pause, signPause
@@ -70,6 +81,8 @@ func (c *Client) Deliver(ctx context.Context, to []Peer, m wire.Message, retry R
 		wait := pause
 		if errors.As(err, new(*SignError)) {
 			wait, unsigned = unsigned, min(2*unsigned, signPauseMax)
+		} else if unreachable(err) && pause > unreachablePause { // no try: what waits so long must not be lost
+			wait = unreachablePause
 		} else {
 			try, pause = try+1, min(2*pause, max(retry.Pause, retry.Longest))
 		}
@@ -93,7 +106,7 @@ func (r *Retry) ends(err error, try int) bool {
 		return true
 	case r.Tries == 0:
 		return true
-	case errors.As(err, new(*SignError)):
+	case errors.As(err, new(*SignError)), unreachable(err) && r.Pause > unreachablePause:
 		return false
 	case r.Final && errors.Is(err, unix.ECONNREFUSED):
 		return true

@@ -399,3 +399,43 @@ func TestOver(t *testing.T) {
 		}
 	}
 }
+
+// TestRetryUnreachable: a controller that no route leads to is asked again soon, and without end; an
+// srun as often as others.
+func TestRetryUnreachable(t *testing.T) {
+	// A listener whose queue is full answers no one: who connects waits as for a host that is cut off.
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	err = errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(fd, 0))
+	name, nameErr := unix.Getsockname(fd)
+	if err := errors.Join(err, nameErr); err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", name.(*unix.SockaddrInet4).Port)
+	for range 3 {
+		if conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond); err == nil {
+			defer conn.Close()
+		}
+	}
+	c := client(t)
+	c.Connect = 50 * time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := 0
+	retry := Retry{Tries: 1, Pause: time.Minute, Failed: func(err error, again time.Duration) {
+		if failed++; again != unreachablePause {
+			t.Errorf("%v, again in %v", err, again)
+		}
+		if failed == 2 {
+			cancel()
+		}
+	}}
+	if err := c.Deliver(ctx, []Peer{controller(addr)}, message, retry); !errors.Is(err, context.Canceled) || failed != 2 {
+		t.Errorf("%v, %d failures", err, failed)
+	}
+	if err := c.Deliver(t.Context(), []Peer{controller(addr)}, message, Retry{Tries: 2, Pause: time.Millisecond}); err == nil {
+		t.Error("delivered")
+	}
+}

@@ -32,6 +32,7 @@ import (
 	"stepd/slurm/socket"
 	"stepd/slurm/spec"
 	"stepd/slurm/stdio"
+	"stepd/slurm/tree"
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
 	"stepd/step"
@@ -63,7 +64,7 @@ type daemon struct {
 	aud    *audience
 	st     *task.Step
 	socket *socket.Server
-	tree   *tree        // nil where no node reports to this one
+	tree   *tree.Tree   // nil where no node reports to this one
 	extern *extern.Step // nil but for the extern step
 	// namespace is the job's mount namespace, nil where it has the node's; joined is what the
 	// tasks have of it; container is nil but for the extern step that has made it.
@@ -212,7 +213,7 @@ func stepName(s *wire.Stream) string {
 func (d *daemon) wire() (err error) {
 	d.spawning = newSpawning(d)
 	d.peers.attempted = d.aud.settleEnd
-	d.tree = newTree(d.stream, func(i int, rc uint32) { d.markBits(markRanks+len(d.plan.Ranks)+i, rankEnded|rc) })
+	d.tree = tree.New(d.stream, func(i int, rc uint32) { d.markBits(markRanks+len(d.plan.Ranks)+i, rankEnded|rc) })
 	d.aud.journal = newJournal(d)
 	if d.office, err = newOffice(d); err != nil {
 		return err
@@ -270,7 +271,7 @@ func (d *daemon) newPeers() *peers {
 	}
 	if l := d.stream.Launch; l != nil && len(l.RespPorts) > 0 && l.Srun.IsValid() {
 		p.nodes = l.Nodes
-		p.parent = d.parent()
+		p.parent = parentOf(d.stream, d.conf.File, d.log)
 		p.launcher = fmt.Sprintf("%s:%d", bracket(l.Srun.Addr().String()), l.RespPorts[int(d.spec.NodeID)%len(l.RespPorts)])
 	}
 	return p
@@ -396,7 +397,7 @@ func (d *daemon) complete(ctx context.Context, rec *step.Record) {
 		rc = uint32(step.ExitedWith(1))
 	}
 	own := &wire.StepComplete{Step: d.id(), First: d.spec.NodeID, Last: d.spec.NodeID, RC: rc, Usage: used}
-	ends, missing := d.tree.gather(ctx, own, d.aud.settleEnd) // srun does not wait for them
+	ends, missing := d.tree.Gather(ctx, own, d.aud.settleEnd) // srun does not wait for them
 	if missing > 0 {
 		d.log.Warnf("%d nodes of the step have not reported its end in time to this one, and it goes on without them", missing)
 	}

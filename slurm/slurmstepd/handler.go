@@ -1,6 +1,7 @@
 package slurmstepd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/slurm/socket"
+	"stepd/slurm/tree"
 	"stepd/slurm/wire"
 	"stepd/step"
 )
@@ -137,7 +139,7 @@ func (h *handler) Abort() {
 }
 
 func (h *handler) Terminate() {
-	h.tree.giveUp()
+	h.Late()
 	rec := h.st.Record()
 	h.condemn(&rec)
 	h.end(unix.SIGKILL)
@@ -215,4 +217,28 @@ func (h *handler) Say(line string) {
 	for l := range strings.Lines(line) {
 		h.aud.Say(h.spec.Speaker + ": error: " + strings.TrimRight(l, "\n"))
 	}
+}
+
+// Late implements socket.Handler.
+func (h *handler) Late() {
+	if h.tree != nil {
+		time.AfterFunc(tree.LatePatience, h.tree.GiveUp)
+	}
+}
+
+// Ended takes the step's end on other nodes. Where each reports by itself, it is Slurm's own step
+// daemon that runs on the other: its report is passed on.
+func (h *handler) Ended(e socket.NodesEnd) error {
+	if h.tree != nil {
+		err := h.tree.Add(&e)
+		if err != nil {
+			h.log.Warnf("refused the end of nodes %d to %d of the step: %v", e.First, e.Last, err)
+		}
+		return err
+	}
+	used, err := wire.UnpackUsage(e.Usage)
+	if err != nil {
+		return err
+	}
+	return h.peers.passOn(context.Background(), &wire.StepComplete{Step: (*daemon)(h).id(), First: e.First, Last: e.Last, RC: e.RC, Usage: used})
 }

@@ -25,6 +25,7 @@ import (
 	"stepd/slurm/place"
 	"stepd/slurm/rpc"
 	"stepd/slurm/spawn"
+	"stepd/slurm/tree"
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
 	"stepd/step"
@@ -258,7 +259,7 @@ func (o *orphan) reportController(ctx context.Context) {
 	default:
 		own := &wire.StepComplete{Step: w.Step, First: w.NodeID, Last: w.NodeID, RC: rc}
 		ended := func(i int) bool { return o.mark(markRanks+len(w.Ranks)+i)&rankEnded != 0 }
-		for _, end := range rows(own, w.NodeID+1, ended, w.Children) { // the daemon has taken theirs
+		for _, end := range tree.Rows(own, w.NodeID+1, ended, w.Children) { // the daemon has taken theirs
 			o.peers.tellEnd(ctx, end)
 		}
 	}

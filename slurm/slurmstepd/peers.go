@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"strconv"
 	"time"
 
@@ -11,7 +12,9 @@ import (
 
 	"stepd/slurm/munge"
 	"stepd/slurm/rpc"
+	"stepd/slurm/tree"
 	"stepd/slurm/wire"
+	"stepd/slurmconf"
 )
 
 // peers are the programs that wait for the step: srun and slurmctld.
@@ -101,4 +104,68 @@ func (p *peers) tellController(ctx context.Context, retry rpc.Retry, m wire.Mess
 func (p *peers) drain(ctx context.Context, which string) {
 	p.log.Errorf("processes of the step cannot be killed: the node is drained")
 	p.tellController(ctx, rpc.StepEnd(), &wire.UpdateNode{Node: p.node, Reason: "Kill task failed: " + which})
+}
+
+// parentOf is the address of the parent's slurmd in the step's tree, "" where slurmctld is told.
+func parentOf(s *wire.Stream, conf string, log *logrus.Logger) string {
+	if !tree.In(s) || s.Tree.Parent < 0 {
+		return ""
+	}
+	if s.ParentAddr.IsValid() && !s.ParentAddr.Addr().IsUnspecified() {
+		return s.ParentAddr.String()
+	}
+	if s.Parent == "" {
+		return ""
+	}
+	at, err := slurmconf.Addresses(conf, []string{s.Parent})
+	if err != nil {
+		log.Warnf("%v: to it this node is to report the step's end, and it reports to slurmctld", err)
+		return ""
+	}
+	return at[s.Parent].HostPort()
+}
+
+// tellEnd reports the step's end to the parent, or to slurmctld where there is none or where it
+// does not take it.
+func (p *peers) tellEnd(ctx context.Context, end *wire.StepComplete) {
+	if p.parent != "" && p.tellParent(ctx, end) {
+		return
+	}
+	p.tellController(ctx, rpc.StepEnd(), end)
+}
+
+// tellParent reports whether the parent has taken the end. A refusal is no last word: the parent's
+// own step daemon may be about to start.
+func (p *peers) tellParent(ctx context.Context, end *wire.StepComplete) bool {
+	self := uint32(os.Geteuid()) // slurmd's
+	to := []rpc.Peer{{Addr: p.parent, Reader: self, Signers: []uint32{self}}}
+	for try := 1; ; try++ {
+		err := p.ctld.Deliver(ctx, to, end, rpc.Retry{})
+		if p.attempted != nil {
+			p.attempted()
+		}
+		if err == nil {
+			return true
+		}
+		p.log.Infof("the step's end, to the parent's slurmd: %v", err)
+		if try == tree.ParentTries {
+			p.log.Warnf("slurmd at %s does not take the step's end: it is reported to slurmctld", p.parent)
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// passOn gives slurmctld an end that is not this node's. It is tried once: its reporter
+// gets an error, and reports it by itself.
+func (p *peers) passOn(ctx context.Context, end *wire.StepComplete) error {
+	var to []rpc.Peer
+	for _, addr := range p.addrs {
+		to = append(to, rpc.Peer{Addr: addr, Reader: munge.Anyone, Signers: []uint32{p.slurmUser, 0}})
+	}
+	return p.ctld.Deliver(ctx, to, end, rpc.Retry{})
 }

@@ -96,9 +96,7 @@ func (d *daemon) will() (*will, error) {
 	if d.office != nil {
 		w.Neighbours, w.PeerRelease = d.office.nodes, d.office.client.Release
 	}
-	if d.tree != nil {
-		w.Children = len(d.tree.ended)
-	}
+	w.Children = d.tree.Len()
 	if d.container != nil {
 		w.Container = d.container.Dir()
 	}

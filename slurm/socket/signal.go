@@ -110,6 +110,9 @@ func (s *Server) announce(q request) {
 func (s *Server) signal(q request) error {
 	state := s.handler.State()
 	if q.signal != 0 && (state == Ending || state == NotRunning) {
+		if q.signal == int32(unix.SIGTERM) || q.signal == int32(unix.SIGKILL) {
+			s.handler.Late()
+		}
 		return ErrNotRunning
 	}
 	s.announce(q)

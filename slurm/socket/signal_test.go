@@ -77,7 +77,7 @@ func TestSignals(t *testing.T) {
 		{name: "flags of a batch job's step", sig: 10, flags: 0x9, want: "signal 10 to 0"},
 		{name: "term before the tasks run", state: Starting, sig: 15, want: "say CANCELLED; signal 15 to 0"},
 		{name: "cont before the tasks run", state: Starting, sig: 18},
-		{name: "kill at the end", state: Ending, sig: 9, errno: 4027},
+		{name: "kill at the end", state: Ending, sig: 9, errno: 4027, want: "late"},
 		{name: "probe at the end", state: Ending, sig: 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

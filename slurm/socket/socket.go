@@ -135,6 +135,8 @@ type Handler interface {
 	// Usage is what the tasks have used, packed, and how many they are; nil where the site
 	// does without (jobacct_gather/none).
 	Usage() (packed []byte, tasks int)
+	// Late says that slurmd ends a step whose tasks have ended: the job is over.
+	Late()
 	// Ended takes the step's end on other nodes, which this one reports with its own.
 	Ended(end NodesEnd) error
 	// Reopen opens the log anew.

@@ -70,6 +70,7 @@ func (f *fake) Abort()                  { f.do("abort") }
 func (f *fake) Terminate()              { f.do("terminate") }
 func (f *fake) Suspend(by uint32) error { return f.do(fmt.Sprintf("suspend by %d", by)) }
 func (f *fake) Resume(by uint32) error  { return f.do(fmt.Sprintf("resume by %d", by)) }
+func (f *fake) Late()                   { f.do("late") }
 func (f *fake) Ended(e NodesEnd) error {
 	return f.do(fmt.Sprintf("ended %d-%d %d %d", e.First, e.Last, e.RC, len(e.Usage)))
 }

@@ -29,6 +29,7 @@ type row struct {
 	stdin int64 // bytes
 	args  []string
 	batch bool // a job of its own: from its allocation to its end, by slurmctld's log
+	nodes bool // in clusters of three nodes
 }
 
 var rows = []row{
@@ -39,6 +40,7 @@ var rows = []row{
 	{what: "100 MB of stdout", runs: 7, args: []string{"-n1", "/bin/head", "-c", "100000000", "/dev/zero"}},
 	{what: "50 MB of stdin", runs: 7, stdin: 50e6, args: []string{"-n1", "/bin/sh", "-c", "exec cat >/dev/null"}},
 	{what: "sbatch's turnaround", runs: 25, batch: true},
+	{what: "srun -N3 -n6, three slurmds", runs: 30, args: []string{"-N3", "-n6", "/bin/true"}, nodes: true},
 }
 
 func main() {
@@ -72,27 +74,47 @@ func run() error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
+	fmt.Printf("Slurm %s\n"+format, *release, "what", "N", "ours", "p90", "slurmstepd", "p90", "ratio", "19 of 20 times")
+	for _, nodes := range []int{0, 3} {
+		var chosen []row
+		for _, r := range rows {
+			if r.nodes != (nodes > 0) || !strings.Contains(r.what, *only) {
+				continue
+			}
+			if *runs > 0 {
+				r.runs = max(3, r.runs**runs/rows[0].runs)
+			}
+			chosen = append(chosen, r)
+		}
+		if len(chosen) == 0 {
+			continue
+		}
+		site := cluster.Site{Release: *release, Cache: *cache, Nodes: nodes}
+		if err := compare(ctx, site, programs, chosen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare measures rows in two clusters of a site.
+func compare(ctx context.Context, site cluster.Site, programs string, chosen []row) (err error) {
+	site.Users = []string{"alice"}
+	// Without backfill: 26.05 does not log what that allocates.
+	site.Conf = "MaxTasksPerNode=2000\nSlurmctldDebug=info\nSchedulerType=sched/builtin\n"
 	var sides [2]*side
-	for i, site := range []cluster.Site{
-		{Programs: programs, StepDaemon: cluster.Programs + "/slurmstepd"},
-		{},
-	} {
-		site.Release, site.Cache, site.Users = *release, *cache, []string{"alice"}
-		// Without backfill: 26.05 does not log what that allocates.
-		site.Conf = "MaxTasksPerNode=2000\nSlurmctldDebug=info\nSchedulerType=sched/builtin\n"
+	for i := range sides {
+		if i == 0 {
+			site.Programs, site.StepDaemon = programs, cluster.Programs+"/slurmstepd"
+		} else {
+			site.Programs, site.StepDaemon = "", ""
+		}
 		if sides[i], err = begin(ctx, site); err != nil {
 			return err
 		}
 		defer sides[i].end()
 	}
-	fmt.Printf("Slurm %s\n"+format, *release, "what", "N", "ours", "p90", "slurmstepd", "p90", "ratio", "19 of 20 times")
-	for _, r := range rows {
-		if !strings.Contains(r.what, *only) {
-			continue
-		}
-		if *runs > 0 {
-			r.runs = max(3, r.runs**runs/rows[0].runs)
-		}
+	for _, r := range chosen {
 		if err := measure(ctx, sides, r); err != nil {
 			return fmt.Errorf("%s: %w", r.what, err)
 		}

@@ -95,7 +95,7 @@ func (s *side) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	script := "salloc -Q --no-shell -n64 -t 60 && squeue -h -o %i"
+	script := fmt.Sprintf("salloc -Q --no-shell -N%d -n64 -t 60 && squeue -h -o %%i", max(1, len(s.cluster.Nodes())))
 	out, err := s.cluster.Command(ctx, "alice", "sh", "-c", script).Output()
 	if err != nil {
 		return fmt.Errorf("cannot get an allocation: %w", err)

@@ -1,4 +1,4 @@
-// A plugin that tells each node of a step apart: the file where.HOOK.NODE of the job's folder has
+// A plugin that shows each node of a step: the file where.HOOK.NODE of the job's folder has
 // what it knows in a hook, and --mark=WORD is in it.
 #include <slurm/spank.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-package slurmstepd
+package tree
 
 import (
 	"errors"
@@ -12,26 +12,26 @@ import (
 	"stepd/slurm/wire"
 )
 
-// inTreeOf is the stream of a step of so many nodes.
-func inTreeOf(nodes uint32, place wire.Tree) *wire.Stream {
+// stepOf is the stream of a step of so many nodes.
+func stepOf(nodes uint32, place wire.Tree) *wire.Stream {
 	return &wire.Stream{Launch: &wire.Launch{Nodes: nodes}, Tree: place}
 }
 
 func TestInTree(t *testing.T) {
 	root := wire.Tree{Parent: -1, Children: 31, MaxDepth: 2}
 	for nodes, want := range map[uint32]bool{1: false, 32: false, 33: true} {
-		if got := newTree(inTreeOf(nodes, root), nil) != nil; got != want {
+		if got := New(stepOf(nodes, root), nil) != nil; got != want {
 			t.Errorf("%d nodes: %v", nodes, got)
 		}
 	}
-	if newTree(inTreeOf(100, wire.Tree{Rank: 9, Parent: 1}), nil) != nil {
+	if New(stepOf(100, wire.Tree{Rank: 9, Parent: 1}), nil) != nil {
 		t.Error("a leaf waits for nodes")
 	}
-	if newTree(&wire.Stream{Batch: new(wire.Batch), Tree: root}, nil) != nil {
+	if New(&wire.Stream{Batch: new(wire.Batch), Tree: root}, nil) != nil {
 		t.Error("a batch script waits for nodes")
 	}
 	// As Slurm: 60 s, and 3 s for each level below.
-	if got := newTree(inTreeOf(100, root), nil).patience; got != 66*time.Second {
+	if got := New(stepOf(100, root), nil).patience; got != 66*time.Second {
 		t.Errorf("waits for %v", got)
 	}
 }
@@ -75,27 +75,27 @@ func TestGather(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			noted := map[int]uint32{}
-			tr := newTree(inTreeOf(64, wire.Tree{Rank: 1, Children: 6, Depth: 1, MaxDepth: 2}), func(i int, rc uint32) { noted[i] = rc })
+			tr := New(stepOf(64, wire.Tree{Rank: 1, Children: 6, Depth: 1, MaxDepth: 2}), func(i int, rc uint32) { noted[i] = rc })
 			tr.patience = 10 * time.Millisecond
 			if c.stop || c.missing == 0 {
 				tr.patience = time.Hour
 			}
 			for _, e := range c.ends {
 				_, packed := used(e[0], 5, 50)
-				mustDo(t, tr.add(&socket.NodesEnd{First: e[0], Last: e[1], RC: e[2], Usage: packed}))
+				mustDo(t, tr.Add(&socket.NodesEnd{First: e[0], Last: e[1], RC: e[2], Usage: packed}))
 			}
 			if c.stop {
-				tr.giveUp()
+				tr.GiveUp()
 			}
 			waited := false
-			ends, missing := tr.gather(t.Context(), own(), func() { waited = true })
+			ends, missing := tr.Gather(t.Context(), own(), func() { waited = true })
 			if got := say(ends); got != c.want || missing != c.missing || waited != (c.missing > 0 && !c.stop) {
 				t.Errorf("got %s, %d missing, waited %v; want %s, %d", got, missing, waited, c.want, c.missing)
 			}
 			if len(noted) != 6-c.missing {
 				t.Errorf("noted %v", noted)
 			}
-			if err := tr.add(&socket.NodesEnd{First: 2, Last: 2, Usage: []byte{0}}); !errors.Is(err, errReported) {
+			if err := tr.Add(&socket.NodesEnd{First: 2, Last: 2, Usage: []byte{0}}); !errors.Is(err, errReported) {
 				t.Errorf("too late: %v", err)
 			}
 		})
@@ -103,13 +103,13 @@ func TestGather(t *testing.T) {
 }
 
 func TestGatherUsage(t *testing.T) {
-	tr := newTree(inTreeOf(64, wire.Tree{Children: 2}), func(int, uint32) {})
+	tr := New(stepOf(64, wire.Tree{Children: 2}), func(int, uint32) {})
 	for _, n := range []uint32{1, 2} {
 		_, packed := used(n, uint64(10*n), uint64(100/n))
-		mustDo(t, tr.add(&socket.NodesEnd{First: n, Last: n, Usage: packed}))
+		mustDo(t, tr.Add(&socket.NodesEnd{First: n, Last: n, Usage: packed}))
 	}
 	u, _ := used(0, 15, 70)
-	ends, _ := tr.gather(t.Context(), &wire.StepComplete{Usage: u}, func() {})
+	ends, _ := tr.Gather(t.Context(), &wire.StepComplete{Usage: u}, func() {})
 	got := ends[0].Usage
 	want := []wire.Figures{
 		{Max: 20, MaxNode: 2, MaxTask: 2, Min: 10, MinNode: 1, MinTask: 1, Total: 45},
@@ -126,12 +126,12 @@ func TestGatherUsage(t *testing.T) {
 }
 
 func TestTreeRefuses(t *testing.T) {
-	tr := newTree(inTreeOf(64, wire.Tree{Rank: 3, Children: 4}), func(int, uint32) { t.Error("taken") })
+	tr := New(stepOf(64, wire.Tree{Rank: 3, Children: 4}), func(int, uint32) { t.Error("taken") })
 	for _, e := range []socket.NodesEnd{
 		{First: 3, Last: 4, Usage: []byte{0}}, {First: 4, Last: 8, Usage: []byte{0}}, {First: 6, Last: 5, Usage: []byte{0}},
 		{First: 4, Last: 0xffffffff, Usage: []byte{0}}, {First: 4, Last: 4}, {First: 4, Last: 4, Usage: []byte{1}},
 	} {
-		if err := tr.add(&e); err == nil {
+		if err := tr.Add(&e); err == nil {
 			t.Errorf("took %+v", e)
 		}
 	}
