@@ -36,7 +36,7 @@ func startPeers(t *testing.T) *cluster.Cluster {
 			t.Error(err)
 		}
 	})
-	must(t, placePrograms(c))
+	must(t, placePrograms(c, release))
 	return c
 }
 
