@@ -32,7 +32,8 @@ static void tell(spank_t sp, const char *hook)
 	FILE *f = fopen(path, "a");
 	if (!f)
 		return;
-	fprintf(f, "%s on %u of %u: %u of %u tasks, mark %s\n", hook, node, nodes, here, tasks, mark);
+	fprintf(f, "%s on %u of %u: %u of %u tasks, mark %s\n", hook, node, nodes, here, tasks,
+		mark);
 	fclose(f);
 }
 
