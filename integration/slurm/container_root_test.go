@@ -64,7 +64,7 @@ func TestRootContainers(t *testing.T) {
 	answer("exec sleep 70")
 	began := time.Now()
 	run("alice", "srun -Q --container=b /bin/true")
-	if took := time.Since(began); took > 20*time.Second {
+	if took := time.Since(began); took > 55*time.Second { // it sleeps 70 s
 		t.Errorf("a query that hangs held the step up for %v", took)
 	}
 	ended("a query that hangs", "query 0.0 alice")
