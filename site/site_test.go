@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/sirupsen/logrus"
@@ -93,6 +94,7 @@ func TestSteps(t *testing.T) {
 	}
 	want.Scripts.Prolog, want.Scripts.Epilog, want.Scripts.TimeoutS = "/tp", "/te", 9
 	want.MPIConf.PMIx.Debug = true
+	want.MPIConf.PMI2.SpawnTimeout = 2 * time.Minute
 	if d := cmp.Diff(want, s.steps("why", log)); d != "" {
 		t.Error(d)
 	}

@@ -49,8 +49,9 @@ type Stepd struct {
 	// KeepSteps ended steps stay visible whatever their age. Default 1000.
 	KeepSteps int
 	// StepProcessesPercent of the processes and threads that the machine can have are a step's
-	// at most; 0 is no limit. Default 50.
-	StepProcessesPercent float64
+	// at most; 0 is no limit. nil is 50 where cgroup v2 limits them, and no limit where v1 would:
+	// a step waits there up to 10 ms until its host is in the controller's tree.
+	StepProcessesPercent *float64
 	// ReplayBytes of output are kept for clients that attach later; 0, the
 	// default, is none.
 	ReplayBytes int64
@@ -83,7 +84,7 @@ func (s *Stepd) keys(dir string) keySet {
 		"userconnectionsmax":   count(&s.UserConnectionsMax, 8, 1_000_000),
 		"userrequestbytes":     count(&s.UserRequestBytes, 1<<20, 1<<40),
 		"userreplaybytes":      count(&s.UserReplayBytes, 1<<16, 1<<40),
-		"stepprocessespercent": percent(&s.StepProcessesPercent, 100),
+		"stepprocessespercent": optional(&s.StepProcessesPercent, func(x *float64) setter { return percent(x, 100) }),
 		"keepsteps":            count(&s.KeepSteps, 0, 1_000_000),
 		"spooltimeout":         secondsFrom1(&s.SpoolTimeout),
 		"spawnstepsmax":        count(&s.SpawnStepsMax, 1, 65533),

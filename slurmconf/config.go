@@ -164,7 +164,7 @@ func defaults(hostname string) *Config {
 		SelectType:              "select/cons_tres",
 		MaxTasksPerNode:         65533,
 		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",
-		Stepd:                   Stepd{KeepSteps: 1000, StepProcessesPercent: 50, SpoolTimeout: 20 * time.Second, ExitGrace: 2 * time.Second, PMI2: step.PMI2Conf{SpawnTimeout: 2 * time.Minute}},
+		Stepd:                   Stepd{KeepSteps: 1000, SpoolTimeout: 20 * time.Second, ExitGrace: 2 * time.Second, PMI2: step.PMI2Conf{SpawnTimeout: 2 * time.Minute}},
 		Container:               Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},
 		Cgroup:                  defaultCgroup(),
 	}

@@ -164,7 +164,7 @@ DebugFlags=cpu_bind,Backfill,JobContainer
 		MaxTasksPerNode: 512, LaunchParameters: []string{"use_interactive_step"}, DebugFlags: []string{"CPU_Bind", "JobContainer"}, InteractiveStepOptions: "--interactive --pty bash -l",
 		Stepd: Stepd{
 			HookTimeout: 7 * time.Second, SpawnStepsMax: 20, PublishedNamesMax: 21, SpankAllowReleases: []string{"20.11", "any"}, QuarantineAfter: 2, SpankStrict: true, NoNewPrivs: true,
-			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, StepProcessesPercent: 12.5, SpoolTimeout: 9 * time.Second, ExitGrace: 3 * time.Second, ReplayBytes: 4096, PeerPorts: [2]uint16{60001, 60999},
+			RequireSafePlugins: true, MetricsListen: "127.0.0.1:9", UserStepsMax: 11, UserConnectionsMax: 12, UserRequestBytes: 2 << 20, UserReplayBytes: 131072, KeepSteps: 5, StepProcessesPercent: new(12.5), SpoolTimeout: 9 * time.Second, ExitGrace: 3 * time.Second, ReplayBytes: 4096, PeerPorts: [2]uint16{60001, 60999},
 			PMI2: step.PMI2Conf{
 				KeyBytes1: 100, KeyBytes2: 101, ValueBytes: 1025, FrameBytes: 70000, Attributes: 17, KeysPerRank: 18, TotalBytes: 1 << 20,
 				QueueBytes: 300000, WaitsPerRank: 19, CloseGrace: 2 * time.Second, FenceTimeout: time.Minute, SpawnTimeout: 61 * time.Second,

@@ -168,6 +168,7 @@ func TestRootMakeConfines(t *testing.T) {
 // plugins are.
 func TestRootMakeLimitsProcesses(t *testing.T) {
 	cfg := node(t, "", "")
+	cfg.Site.Stepd.StepProcessesPercent = new(50.0) // of v1 as well
 	all, err := cgroup.MachineProcesses("/proc/sys/kernel")
 	if err != nil {
 		t.Fatal(err)

@@ -24,8 +24,8 @@ type Limits struct {
 	account  bool // JobAcctGatherType=jobacct_gather/cgroup
 	bindable bool
 	nodeMB   uint64
-	percent  float64 // of the machine's processes, for one step
-	v2Only   bool    // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
+	percent  *float64 // of the machine's processes, for one step; nil: processesPercent, of v2 alone
+	v2Only   bool     // CgroupPlugin=cgroup/v2: v1 hierarchies are not used, if there are any
 	at       Places
 }
 
@@ -156,7 +156,7 @@ func (l *Limits) Plan(spec *step.Spec, denied Denied) (*launch.LimitPlan, error)
 		OOMGroup: l.group(spec), PerTask: l.account,
 		CgroupPlugin: l.plugin,
 	}
-	if ask.Processes, err = l.processes(); err != nil {
+	if ask.Processes, err = l.processes(at.PIDs); err != nil {
 		return nil, err
 	}
 	if l.account && !l.v2Only {
@@ -168,13 +168,24 @@ func (l *Limits) Plan(spec *step.Spec, denied Denied) (*launch.LimitPlan, error)
 	return cgroup.MakePlan(l.conf, at, ask)
 }
 
+// processesPercent is a step's share by default, where cgroup v2 has the controller: the move of
+// the host into a tree of v1 costs a launch up to 10 ms, and is for sites that ask for it.
+const processesPercent = 50
+
 // processes is a step's share of the processes and threads that the machine can have; 0 is no limit.
-func (l *Limits) processes() (uint64, error) {
-	if l.percent == 0 {
+func (l *Limits) processes(home cgroup.Home) (uint64, error) {
+	percent := 0.0
+	switch {
+	case l.percent != nil:
+		percent = *l.percent
+	case home != cgroup.HomeV1:
+		percent = processesPercent
+	}
+	if percent == 0 {
 		return 0, nil
 	}
 	all, err := cgroup.MachineProcesses("/proc/sys/kernel")
-	return max(1, uint64(float64(all)*l.percent/100)), err
+	return max(1, uint64(float64(all)*percent/100)), err
 }
 
 // group is what dies together when memory runs out: all of a step of an MPI
