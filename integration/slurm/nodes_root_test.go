@@ -19,6 +19,9 @@ import (
 	"stepd/internal/testkit"
 )
 
+// nodeWait is how long what must come may take on a busy machine.
+const nodeWait = time.Minute
+
 // nodeSite is a site of several nodes with our step daemon, whose jobs follow each other.
 type nodeSite struct {
 	*cluster.Cluster
@@ -111,7 +114,7 @@ func (p *nodeStep) clean(t *testing.T, limit time.Duration) {
 // ready waits until the nodes take jobs.
 func (s *nodeSite) ready(t *testing.T) {
 	t.Helper()
-	eventually(t, faultWait, func() error {
+	eventually(t, nodeWait, func() error {
 		out, err := s.Command(t.Context(), "root", "sh", "-c", "squeue -h; sinfo -h -N -o '%N %T' | grep -v idle; true").Output()
 		if err == nil && len(out) > 0 {
 			err = fmt.Errorf("not ready: %s", out)
@@ -141,7 +144,7 @@ func TestRootCompletion(t *testing.T) {
 		if whole.code != 8 {
 			t.Errorf("exit code %d: %s", whole.code, whole.said.String())
 		}
-		whole.clean(t, faultWait)
+		whole.clean(t, nodeWait)
 		if ends := whole.ends(t); len(ends) != 1 || ends[0] != "0-8" {
 			t.Errorf("slurmctld was told of %q", ends)
 		}
@@ -156,7 +159,7 @@ func TestRootCompletion(t *testing.T) {
 // killed kills the step daemon of a node. What the others report is not lost.
 func (s *nodeSite) killed(t *testing.T, node string) {
 	p := s.begin(t, ">up.$SLURM_JOB_ID.$SLURM_PROCID; sleep 1; exit 7")
-	eventually(t, faultWait, func() error {
+	eventually(t, nodeWait, func() error {
 		for i := range s.Nodes() {
 			if _, err := os.Stat(s.Path(fmt.Sprintf("work/alice/up.%d.%d", p.job, i))); err != nil {
 				return err
@@ -171,7 +174,7 @@ func (s *nodeSite) killed(t *testing.T, node string) {
 	if p.code <= 0 || p.code == 124 || !strings.Contains(p.said.String(), node+":") {
 		t.Errorf("exit code %d: %s", p.code, p.said.String())
 	}
-	p.clean(t, faultWait)
+	p.clean(t, nodeWait)
 	s.ready(t)
 }
 
@@ -199,7 +202,7 @@ func TestRootSlurmCuts(t *testing.T) {
 	startNodes(t, "nodes", "SlurmdTimeout=30\n", func(t *testing.T, s *nodeSite) {
 		first := s.begin(t, "true") // its cgroups' places are known then
 		<-first.done
-		first.clean(t, faultWait)
+		first.clean(t, nodeWait)
 		random := rand.New(rand.NewPCG(seed, 0))
 		for i := range points {
 			s.ready(t)
@@ -223,6 +226,7 @@ type cutPoint struct {
 	what, node   string
 	after, lasts time.Duration
 	limit        time.Duration // after the node's return
+	unwatched    bool          // the step daemon was killed before it had a keeper
 }
 
 func (p *cutPoint) String() string {
@@ -248,6 +252,12 @@ func (p *cutPoint) run(t *testing.T, s *nodeSite) {
 	case step.code != 7 && !hit:
 		t.Errorf("exit code %d of a step that was left alone", step.code)
 	}
+	if p.unwatched { // what is left is swept at the start of the next step
+		next := s.begin(t, "true")
+		<-next.done
+		next.clean(t, nodeWait)
+		returned = time.Now()
+	}
 	step.clean(t, max(0, p.limit-time.Since(returned)))
 	t.Logf("code %d, srun ended %v and the last node was clean %v after the return", step.code, took.Round(time.Millisecond), time.Since(returned).Round(time.Millisecond))
 	if t.Failed() {
@@ -269,7 +279,12 @@ func (p *cutPoint) strike(t *testing.T, step *nodeStep) bool {
 		must(t, c.End(t.Context(), "slurmd."+p.node, syscall.SIGKILL))
 		must(t, c.StartNode(t.Context(), p.node))
 	default:
-		return kill(t, step.daemon(p.node), unix.SIGKILL)
+		// The daemon first: where it lives, and has no keeper yet, it may have one when it is killed.
+		daemon := step.daemon(p.node)
+		keeper := named(processes(step.site.spaces[p.node], step.job), "stepkeeper")
+		hit := kill(t, daemon, unix.SIGKILL)
+		p.unwatched = hit && keeper.pid == 0
+		return hit
 	}
 	return true
 }
