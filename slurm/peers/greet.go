@@ -117,7 +117,13 @@ func answer(ctx context.Context, w wire, b between, s *secret, within time.Durat
 	if !take() {
 		return nil, errTaken
 	}
-	return l, l.writeRecord(nil)
+	// By mail a word is sent again and again, and the parent may be gone.
+	late.Reset(within)
+	err := l.writeRecord(nil)
+	if !late.Stop() && err == nil {
+		err = errLate
+	}
+	return l, err
 }
 
 // errTaken: the child has a link already.

@@ -259,7 +259,7 @@ func (g *Group) reach(ctx context.Context, peer int, h *hello) (*sealed, error) 
 	g.mu.Lock()
 	c := g.channel(peer, binary.LittleEndian.Uint64(id[:]))
 	g.mu.Unlock()
-	l, late := greet(ctx, c, h.between, &h.secret, channelWithin)
+	l, late := greet(ctx, c, h.between, &h.secret, min(channelWithin, g.cfg.Patience))
 	if late != nil {
 		c.Close()
 		return nil, errors.Join(err, fmt.Errorf("nor by slurmd: %w", late))

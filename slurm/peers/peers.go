@@ -191,7 +191,7 @@ func (g *Group) pass(from int, m *mail) error {
 			return nil // it has given up too early, or its mail is late
 		}
 		c = g.channel(from, m.channel)
-		g.wg.Go(func() { g.attach(c, channelWithin, "slurmd", func() {}) })
+		g.wg.Go(func() { g.attach(c, min(channelWithin, g.cfg.Patience), "slurmd", func() {}) })
 	}
 	g.mu.Unlock()
 	if c == nil {
