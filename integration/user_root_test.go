@@ -203,8 +203,9 @@ func TestRootSignals(t *testing.T) {
 		}
 	})
 	t.Run("SIGKILL to stepctl run", func(t *testing.T) {
-		p := n.start(t, call{args: []string{"run", "sh", "-c", "while [ ! -e go ]; do sleep 0.05; done; exit 3"}})
+		p := n.start(t, call{args: []string{"run", "sh", "-c", "touch ready.0 ready.1; while [ ! -e go ]; do sleep 0.05; done; exit 3"}})
 		step := n.running(t)
+		ready(t) // the state is RUNNING a moment before the task is
 		must(t, p.cmd.Process.Kill())
 		p.wait(t)
 		n.letGo(t)
