@@ -191,6 +191,9 @@ func (s *realSlurm) failing(t testing.TB, hook, flag string, batch bool) map[str
 		case "JobId":
 			ends["job"] = "" // the last one counts
 		case "JobState", "Reason", "ExitCode", "Restarts":
+			if word == "Reason=BeginTime" { // of a job that begins anew, once the scheduler has looked at it
+				word = "Reason=None"
+			}
 			if word != "Restarts=0" {
 				ends["job"] += word + " "
 			}
