@@ -30,6 +30,19 @@ type twins struct {
 	ours     *cluster.Cluster
 	programs string // the folder of ours; empty: both have Slurm's own, as the harness's own test
 	rows     []difference
+
+	reviving sync.Mutex
+}
+
+// revive starts slurmds again that have died by themselves: without a node no check would pass.
+func (w *twins) revive(ctx context.Context, t *testing.T) {
+	w.reviving.Lock()
+	defer w.reviving.Unlock()
+	for _, c := range []*cluster.Cluster{w.theirs, w.ours} {
+		if names, err := c.Revive(ctx); len(names) > 0 || err != nil {
+			t.Logf("%s under %s had died and was started again: %v", strings.Join(names, ", "), w.release, err)
+		}
+	}
 }
 
 // start starts the two.
@@ -115,6 +128,7 @@ func (w *twins) judge(ctx context.Context, t *testing.T, c check) {
 	what := compare(theirs, mine)
 	left, unused := unintended(w.rows, w.release, c.id, what)
 	for n := 0; n < again && len(left)+len(unused) > 0; n++ {
+		w.revive(ctx, t)
 		if n == again-1 { // a busy machine: ours has one more chance, and it is said
 			t.Logf("%s under %s: once more with ours, which printed:\n%s\n%s", c.id, w.release, strings.Join(mine, "\n"), strings.Join(left, "\n"))
 			mine = c.run(ctx, t, w.ours, daemon)

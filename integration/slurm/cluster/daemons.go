@@ -120,3 +120,26 @@ func (c *Cluster) End(ctx context.Context, daemon string, signal syscall.Signal)
 		return nil
 	})
 }
+
+// Revive starts slurmds again that have ended without a test's doing, and returns which. 22.05's may
+// abort beside many launches at once (a double free as one of its threads ends, by its core).
+func (c *Cluster) Revive(ctx context.Context) (revived []string, err error) {
+	daemons := map[string]func(context.Context) error{"slurmd": c.StartSlurmd}
+	if c.site.Nodes > 0 {
+		clear(daemons)
+		for _, node := range c.Nodes() {
+			daemons["slurmd."+node] = func(ctx context.Context) error { return c.StartNode(ctx, node) }
+		}
+	}
+	for daemon, start := range daemons {
+		text, err := os.ReadFile(c.Path(daemon + ".pid"))
+		if err != nil || c.do(ctx, "kill", "-0", strings.TrimSpace(string(text))) == nil {
+			continue
+		}
+		revived = append(revived, daemon)
+		if err := start(ctx); err != nil {
+			return revived, err
+		}
+	}
+	return revived, nil
+}
