@@ -228,13 +228,14 @@ func TestRootLocalExits(t *testing.T) {
 // after the step's end, which does not wait for them; then they are killed.
 func TestRootExitHelpers(t *testing.T) {
 	waits(t)
-	const grace = 2 * time.Second
+	const grace = 6 * time.Second // three times the default: 64 tasks took 3.5 s beside others
 	sites := map[string]site{
 		"cgroup":    {},
 		"linuxproc": {Slurm: "ProctrackType=proctrack/linuxproc\n"},
 		"epilog":    {Slurm: "Epilog=/bin/true\n"},
 	}
 	for name, s := range sites {
+		s.Stepd = fmt.Sprintf("ExitGrace=%d\n", grace/time.Second)
 		n := startNode(t, s)
 		so := buildKind(t, n, "ends.c")
 		for _, how := range []string{"fork", "system"} {
