@@ -60,7 +60,7 @@ func parseHead(words []string) (check, error) {
 	if len(words) == 0 {
 		return check{}, fmt.Errorf("a check without a name")
 	}
-	c := check{id: words[0], limit: 40 * time.Second}
+	c := check{id: words[0], limit: 90 * time.Second}
 	flags := map[string]*bool{"sort": &c.sorted, "alone": &c.alone, "root": &c.root, "later": &c.later, "slow": &c.slow, "racy": &c.racy, "guest": &c.guest}
 	for _, word := range words[1:] {
 		name, value, _ := strings.Cut(word, "=")
@@ -108,7 +108,7 @@ func TestParseChecks(t *testing.T) {
 	checks, err := parseChecks("# head\n== 01 sort later limit=7\nsrun a\n\n# between\n== b site=acct\nsrun b\nsrun c\n")
 	want := []check{
 		{id: "01", script: "srun a\n", sorted: true, later: true, limit: 7 * time.Second},
-		{id: "b", script: "srun b\nsrun c\n", site: "acct", limit: 40 * time.Second},
+		{id: "b", script: "srun b\nsrun c\n", site: "acct", limit: 90 * time.Second},
 	}
 	if err != nil || !slices.Equal(checks, want) {
 		t.Errorf("got %+v, %v", checks, err)

@@ -20,7 +20,7 @@ import (
 
 // preamble is before each check's script.
 const preamble = `
-till() { n=0; until eval "$@" >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 400 ] || { echo "gave up: $*"; return 1; }; sleep .05; done; }
+till() { n=0; until eval "$@" >/dev/null 2>&1; do n=$((n+1)); [ $n -lt 1200 ] || { echo "gave up: $*"; return 1; }; sleep .05; done; }
 jobs_() { squeue -h -u $USER -o %i; }
 step_() { squeue -h -s -u $USER -o %i | grep -v -e batch -e extern -e interactive | head -1; }
 pty_() { [ -p typed ] || mkfifo typed; { script -qec "$1" /dev/null <>typed; echo $? >typed.rc; } | tr -d '\r'; return $(cat typed.rc); }
