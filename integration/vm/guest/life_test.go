@@ -49,8 +49,8 @@ func TestGuestVerify(t *testing.T) {
 }
 
 // TestGuestTask: what a task has of the unit it descends from. The unit's
-// limits and its protection from the OOM killer are the daemons' own, and it has no
-// session keyring, which all users' tasks would share.
+// limits and its protection from the OOM killer are the daemons' own, and its one
+// session keyring is its step's own.
 func TestGuestTask(t *testing.T) {
 	startUnit(t)
 	const script = "cat /proc/self/oom_score_adj; ulimit -n; ulimit -s; ulimit -l; echo \"[$NOTIFY_SOCKET$INVOCATION_ID$JOURNAL_STREAM$RUNTIME_DIRECTORY]\"; grep -c _ses: /proc/keys; exec cat /proc/self/cgroup"
@@ -61,7 +61,7 @@ func TestGuestTask(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if want := "0 500 4096 32 [] 0"; len(lines) != 7 || strings.Join(lines[:6], " ") != want {
+	if want := "0 500 4096 32 [] 1"; len(lines) != 7 || strings.Join(lines[:6], " ") != want {
 		t.Errorf("a task has %q, want %s", lines, want)
 	}
 	if !strings.HasPrefix(lines[len(lines)-1], "0::/system.slice/") || !strings.Contains(lines[len(lines)-1], "/job_") {
