@@ -35,9 +35,10 @@ func parseHello(data []byte, b between) (*hello, error) {
 	rest, ours := bytes.CutPrefix(data, b.bytes())
 	r := fields.Reader{B: rest}
 	h := &hello{between: b}
-	n := copy(h.secret[:], r.Bytes())
+	secret := r.Bytes()
+	copy(h.secret[:], secret)
 	h.port = r.U32()
-	if !ours || r.Err != nil || len(r.B) > 0 || n != len(h.secret) || h.port == 0 || h.port > 1<<16-1 {
+	if !ours || r.Err != nil || len(r.B) > 0 || len(secret) != len(h.secret) || h.port == 0 || h.port > 1<<16-1 {
 		return nil, errors.New("a child's first mail holds another link's secret, or none")
 	}
 	return h, nil
