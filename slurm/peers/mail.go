@@ -64,9 +64,9 @@ func Gone(job, step uint32, from, to int, why string) []byte {
 // parseMail takes a mail apart; data shares its memory.
 func parseMail(b []byte) (*mail, error) {
 	r := fields.Reader{B: b}
-	magic := r.U32()
-	m := &mail{kind: kind(r.U32()), job: r.U32(), step: r.U32(), from: r.U32(), to: r.U32(), channel: r.U64(), number: r.U64(), data: r.Bytes()}
-	if r.Err != nil || len(r.B) > 0 || magic != mailMagic || m.kind == 0 || m.kind >= kindLast {
+	magic, what := r.U32(), r.U32()
+	m := &mail{kind: kind(what), job: r.U32(), step: r.U32(), from: r.U32(), to: r.U32(), channel: r.U64(), number: r.U64(), data: r.Bytes()}
+	if r.Err != nil || len(r.B) > 0 || magic != mailMagic || what == 0 || what >= uint32(kindLast) {
 		return nil, errors.New("it is no mail of this release of stepd")
 	}
 	return m, nil
