@@ -262,7 +262,9 @@ func (a *attached) ask(conn *stepapi.Conn, w *stepapi.Watch) (*stepapi.Watched, 
 			if err == nil {
 				err = askToWatch(conn, w)
 			}
-			if err != nil {
+			// A stepd that ends just now takes nothing more: why is read next, or that it has gone.
+			if err != nil && !errors.Is(err, unix.EPIPE) {
+				stepapi.CloseAll(fds)
 				return nil, nil, fmt.Errorf("cannot see the output of step %s: %w", a.rec.ID, err)
 			}
 		}

@@ -150,6 +150,14 @@ func TestAttachEnds(t *testing.T) {
 			last: &step.Record{ID: attachedID, State: step.Completed},
 			err:  "step 7.0 has ended (COMPLETED): `stepctl output 7.0` shows what is kept of its output",
 		},
+		"stepd is gone before it is asked": {
+			do: func(c *net.UnixConn) {
+				tell(c, `{"type":"hello","version":1}`)
+				c.Close()
+			},
+			last: &step.Record{ID: attachedID, State: step.Completed},
+			err:  "step 7.0 has ended (COMPLETED): `stepctl output 7.0` shows what is kept of its output",
+		},
 		"a refusal": {
 			do:  func(c *net.UnixConn) { tell(c, `{"type":"hello","version":1,"error":"permission denied"}`) },
 			err: "cannot see the output of step 7.0: permission denied",
