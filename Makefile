@@ -149,8 +149,8 @@ fuzz: ## every fuzz test, FUZZTIME executions each
 	  $(GO) test -c -vet=off -fuzz . -o $$out.test ./% && cd % || exit 255; \
 	  for f in $$(sed -n "s/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p" *_test.go); do \
 	    echo "% $$f"; \
-	    $$out.test -test.run "^$$" -test.fuzz "^$$f\$$" -test.fuzztime $(FUZZTIME) -test.fuzzminimizetime 20x -test.parallel 1 -test.fuzzcachedir "$$0/%" >$$out.log 2>&1 || { cat $$out.log; exit 255; }; \
-	  done' "$$cache"
+	    $$out.test -test.run "^$$" -test.fuzz "^$$f\$$" -test.fuzztime $(FUZZTIME) -test.fuzzminimizetime 20x -test.parallel 1 -test.fuzzcachedir "$$0/%" >$$out.log 2>&1 || { cat $$out.log; bad=1; }; \
+	  done; exit $$bad' "$$cache"
 
 .PHONY: test
 test: deps-test all ## everything that this machine can run; installs what it needs
