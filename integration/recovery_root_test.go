@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,8 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestRootStateLost: a journal that is gone, cut or damaged costs no step that runs; where
-// only one of the two is gone it costs nothing at all.
+// TestRootStateLost: a journal that is gone, empty or damaged costs no step that runs, and no
+// number comes again; where anything else may be lost the node is drained with the reason. Where
+// only the spool's is gone it costs nothing at all.
 func TestRootStateLost(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
@@ -27,29 +30,32 @@ func TestRootStateLost(t *testing.T) {
 		must(t, err)
 		must(t, os.WriteFile(path, f(text), 0o600))
 	}
+	const again = "that the state does not have"
 	for _, c := range []struct {
 		name string
 		do   func(t *testing.T)
 		says string
+		why  string // of the drain; "" is none
 	}{
-		{"all removed", func(t *testing.T) { must(t, errors.Join(os.Remove(durable), os.Remove(volatile))) }, "that the state does not have"},
-		{"run directory's removed", func(t *testing.T) { must(t, os.Remove(volatile)) }, "that the state does not have"},
+		{"all removed", func(t *testing.T) { must(t, errors.Join(os.Remove(durable), os.Remove(volatile))) }, again, "there are files of jobs that it does not know: 1, 2"},
+		{"run directory's removed", func(t *testing.T) { must(t, os.Remove(volatile)) }, again, fmt.Sprintf("the state %q is gone: steps that had ended are forgotten", volatile)},
+		{"run directory's emptied", func(t *testing.T) { must(t, os.Truncate(volatile, 0)) }, again, fmt.Sprintf("the state %q is gone", volatile)},
 		{"a byte changed", func(t *testing.T) {
 			change(t, volatile, func(text []byte) []byte {
 				text[bytes.LastIndex(text, []byte(`"state":"`))+10] ^= 1
 				return text
 			})
-		}, "was damaged"},
+		}, "was damaged", "was damaged, the pieces are kept as"},
 		{"overwritten", func(t *testing.T) {
 			change(t, volatile, func([]byte) []byte { return []byte(strings.Repeat("no journal\n", 3000)) })
-		}, "was damaged"},
+		}, "was damaged", "was damaged, the pieces are kept as"},
 		{"spool emptied", func(t *testing.T) {
 			entries, err := os.ReadDir(n.path("spool"))
 			must(t, err)
 			for _, e := range entries {
 				must(t, os.RemoveAll(n.path("spool", e.Name())))
 			}
-		}, "found stepd"},
+		}, "found stepd", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n.serves(t)
@@ -61,8 +67,8 @@ func TestRootStateLost(t *testing.T) {
 			if now := n.show(t, step.id()); now.State != "RUNNING" || now.StepdPID != step.StepdPID {
 				t.Errorf("the step: %+v", now)
 			}
-			if c.says == "was damaged" {
-				if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "was damaged, the pieces are kept as") {
+			if c.why != "" {
+				if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, c.why) {
 					t.Errorf("a step before the node is resumed: %v", r)
 				}
 				must(t, n.ctlErrorRoot(t, "node", "resume"))
@@ -86,6 +92,133 @@ func TestRootStateLost(t *testing.T) {
 	if err != nil || len(kept) != 2 {
 		t.Errorf("kept %q, %v", kept, err)
 	}
+	t.Run("all removed, and nothing runs", func(t *testing.T) {
+		last := n.last(t)
+		n.kill9(t)
+		must(t, errors.Join(os.Remove(durable), os.Remove(volatile)))
+		n.boot(t)
+		if doc := n.status(t); doc.State != "DRAINED" || !strings.Contains(doc.Reason, "there are files of jobs that it does not know") {
+			t.Errorf("the node is %s, %q", doc.State, doc.Reason)
+		}
+		must(t, n.ctlErrorRoot(t, "node", "resume"))
+		n.serves(t)
+		if now := n.last(t); now.JobID <= last.JobID {
+			t.Errorf("job %d comes after job %d", now.JobID, last.JobID)
+		}
+	})
+}
+
+// TestRootCorruptions: whatever happens to the journals' bytes, noded serves, steps that run are
+// found, numbers go on, and where a record is another one than before or gone, the node is drained
+// with the reason.
+func TestRootCorruptions(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	p, step := startStubborn(t, n)
+	rounds, seed := 40, uint64(20)
+	for name, value := range map[string]any{"CORRUPTIONS": &rounds, "SEED": &seed} {
+		if text := os.Getenv(name); text != "" {
+			_, err := fmt.Sscan(text, value)
+			must(t, err)
+		}
+	}
+	t.Logf("SEED=%d CORRUPTIONS=%d", seed, rounds)
+	rng := rand.New(rand.NewPCG(seed, 13))
+	damaged, lost := 0, 0
+	for round := range rounds {
+		if round%4 == 0 { // something to be lost
+			n.serves(t)
+			must(t, n.ctlError(t, "batch", "-W", "--wrap=true"))
+			n.lastEnded(t)
+		}
+		before := n.ps(t, "--all")
+		n.kill9(t)
+		path := filepath.Join(n.run, "volatile.journal")
+		if rng.IntN(4) == 0 {
+			path = n.path("spool", "durable.journal")
+		}
+		what := corrupt(t, rng, path)
+		n.boot(t)
+		doc, after := n.status(t), make(map[string]stepDoc)
+		for _, s := range n.ps(t, "--all") {
+			after[s.id()] = s
+		}
+		if now := after[step.id()]; now.State != "RUNNING" || now.StepdPID != step.StepdPID {
+			t.Errorf("round %d, %s: the step: %+v", round, what, now)
+		}
+		drained := strings.Contains(doc.Reason, "the state ")
+		for _, was := range before {
+			if now := after[was.id()]; !reflect.DeepEqual(now, was) && was.id() != step.id() {
+				lost++
+				if !drained {
+					t.Errorf("round %d, %s: step %s was %+v and is %+v, and the node is %s %q", round, what, was.id(), was, now, doc.State, doc.Reason)
+				}
+			}
+		}
+		if drained {
+			damaged++
+			must(t, n.ctlErrorRoot(t, "node", "resume"))
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d of %d corruptions drained the node; %d records were lost or changed", damaged, rounds, lost)
+	if damaged < rounds/2 || lost == 0 {
+		t.Errorf("%d of %d corruptions were noticed, with %d records lost", damaged, rounds, lost)
+	}
+	newest := n.last(t).JobID
+	n.serves(t)
+	if now := n.last(t).JobID; now <= newest {
+		t.Errorf("job %d comes after job %d", now, newest)
+	}
+	n.letGo(t)
+	if r := p.wait(t); r.code != 3 {
+		t.Errorf("the client: %v", r)
+	}
+	n.idle(t)
+	n.checkClean(t)
+}
+
+// corrupt changes the file in one way, and returns which.
+func corrupt(t *testing.T, rng *rand.Rand, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	from := rng.IntN(len(text))
+	piece := text[from:min(from+1+rng.IntN(3000), len(text))]
+	var how string
+	switch rng.IntN(7) {
+	case 0, 1:
+		how = "a bit changed"
+		text[from] ^= 1 << rng.IntN(8)
+	case 2:
+		how = "bytes changed"
+		for range 1 + rng.IntN(20) {
+			text[rng.IntN(len(text))] = byte(rng.IntN(256))
+		}
+	case 3:
+		how = "zeroes"
+		clear(piece)
+	case 4:
+		how = "garbage"
+		for i := range piece {
+			piece[i] = byte(rng.IntN(256))
+		}
+	case 5:
+		how = "all garbage"
+		for i := range text {
+			text[i] = byte(rng.IntN(256))
+		}
+	case 6:
+		if rng.IntN(2) == 0 {
+			must(t, os.Remove(path))
+			return "removed " + path
+		}
+		how, text = "emptied", nil
+	}
+	must(t, os.WriteFile(path, text, 0o600))
+	return fmt.Sprintf("%s in %s, at %d, %d bytes", how, path, from, len(piece))
 }
 
 // TestRootSpoolFull: the disk of the spool fills up while a step runs: the step ends as

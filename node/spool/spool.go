@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -220,6 +221,33 @@ func (l Layout) Make() error {
 		return fmt.Errorf("cannot let users reach their scripts: %w", err)
 	}
 	return nil
+}
+
+// Jobs returns the jobs whose steps have files here, with the number behind their highest step.
+// What cannot be read has none.
+func (l Layout) Jobs() map[uint32]uint32 {
+	jobs := make(map[uint32]uint32)
+	for dir, suffix := range map[string]string{l.EventsDir(): ".jsonl", l.ResultsDir(): "", l.OutputDir(): "", l.StepsDir(): ".sock"} {
+		f, err := os.Open(dir)
+		if err != nil {
+			continue
+		}
+		names, _ := f.Readdirnames(-1) // up to an error
+		f.Close()
+		for _, name := range names {
+			stem, ok := strings.CutSuffix(name, suffix)
+			id, err := step.ParseID(stem)
+			if !ok || err != nil || id.Job >= step.JobsEnd {
+				continue
+			}
+			next := jobs[id.Job]
+			if id.Step < step.StepsEnd {
+				next = max(next, id.Step+1)
+			}
+			jobs[id.Job] = next
+		}
+	}
+	return jobs
 }
 
 // open opens a file of the spool, for root alone, and follows no link there: no

@@ -316,6 +316,7 @@ func (s *State) Restore(rec *step.Record, gid uint32) error {
 		if rec.ID.Step < step.StepsEnd {
 			job.NextStep = max(job.NextStep, rec.ID.Step+1)
 		}
+		job.NextStep = max(job.NextStep, s.shown[job.ID])
 		return errors.Join(spend(tx, job.ID), tx.Put(kindJob, jobKey(job.ID), &job), tx.Put(kindStep, stepKey(rec.ID), rec))
 	})
 	return wrap(err, "cannot take step %s back", rec.ID)

@@ -27,6 +27,7 @@ type State struct {
 	// clock and boot are by what ended steps are kept.
 	clock *Clock
 	boot  string
+	shown map[uint32]uint32
 
 	mu    sync.Mutex
 	ended []endedStep // guarded by mu: the oldest first
@@ -58,7 +59,7 @@ type endedStep struct {
 	up time.Duration
 }
 
-// Config is what a state is opened with. All fields are required.
+// Config is what a state is opened with. All fields but Shown are required.
 type Config struct {
 	// Spool and Run are the node's directories, whose locks the caller holds. Boot is
 	// linux.BootID's.
@@ -67,6 +68,9 @@ type Config struct {
 	// their age.
 	KeepAge   time.Duration
 	KeepSteps int
+	// Shown are the jobs of which the directories have files, with the number behind their
+	// highest step. nil is none.
+	Shown map[uint32]uint32
 	// Deadline bounds an answer of the file system.
 	Deadline time.Duration
 	Clock    *Clock
@@ -95,8 +99,11 @@ func Open(cfg Config) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot}
+	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot, shown: cfg.Shown}
 	if err = s.restoreBatch(); err == nil {
+		err = s.spendShown(cfg.Spool)
+	}
+	if err == nil {
 		err = s.readEnded()
 	}
 	if err != nil {
@@ -147,6 +154,33 @@ func (s *State) restoreBatch() error {
 			}
 		}
 		return spend(tx, highest)
+	})
+}
+
+// spendShown makes numbers go on above all jobs of which there are files. Where they are not above
+// them already, what the state knew of these jobs is lost.
+func (s *State) spendShown(spool string) error {
+	return s.all.Record(func(tx *store.Tx) error {
+		last, err := tx.Last(jobNumbers)
+		if err != nil {
+			return err
+		}
+		var lost []string
+		highest := uint32(0)
+		for job := range s.shown {
+			if uint64(job) > last {
+				lost = append(lost, jobKey(job))
+				highest = max(highest, job)
+			}
+		}
+		if len(lost) == 0 {
+			return nil
+		}
+		slices.SortFunc(lost, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
+		return errors.Join(
+			tx.Spend(jobNumbers, uint64(highest)),
+			tx.Lose(store.Damage{Journal: filepath.Join(spool, store.DurableName), Records: lost}),
+		)
 	})
 }
 
@@ -408,13 +442,30 @@ func (s *State) Damage() (why string, keys []string, err error) {
 	for key, d := range all {
 		lost := "what it was cannot be read"
 		if len(d.Records) > 0 {
-			lost = strings.Join(d.Records, ", ")
+			lost = shorten(d.Records)
 		}
-		parts = append(parts, fmt.Sprintf("the state %q was damaged, the pieces are kept as %q: %s", d.Journal, d.Kept, lost))
+		switch {
+		case d.Kept != "":
+			parts = append(parts, fmt.Sprintf("the state %q was damaged, the pieces are kept as %q: %s", d.Journal, d.Kept, lost))
+		case len(d.Records) > 0:
+			parts = append(parts, fmt.Sprintf("the state %q is gone, or a part of it: there are files of jobs that it does not know: %s", d.Journal, lost))
+		default:
+			parts = append(parts, fmt.Sprintf("the state %q is gone: steps that had ended are forgotten, except batch jobs", d.Journal))
+		}
 		keys = append(keys, key)
 	}
 	slices.Sort(parts)
 	return strings.Join(parts, "; "), keys, nil
+}
+
+// namedMax is how many of the records that are lost a reason names.
+const namedMax = 20
+
+func shorten(names []string) string {
+	if n := len(names) - namedMax; n > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:namedMax], ", "), n)
+	}
+	return strings.Join(names, ", ")
 }
 
 // SettleDamage forgets damage for which the node is drained.

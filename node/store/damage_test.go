@@ -237,7 +237,7 @@ func TestForgedLine(t *testing.T) {
 	disk := newDisk()
 	disk.set("j", text)
 	f, _ := disk.open("j", 0)
-	got, err := replay(f)
+	got, err := replay(f, true)
 	if err != nil || len(got.found) > 0 || len(got.bad) != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -254,7 +254,7 @@ func FuzzReplay(f *testing.F) {
 		// Whatever is in front of a line of ours, the line is found.
 		disk.set("j", append(append(slices.Clone(text), '\n'), appendLine(nil, int64(len(text)+1), 1<<40, []record{{id: id{"ours", "1"}, value: []byte("1")}})...))
 		file, _ := disk.open("j", 0)
-		got, err := replay(file)
+		got, err := replay(file, true)
 		if err != nil {
 			return // a header that cannot be used
 		}

@@ -109,10 +109,13 @@ func (j *journal) load(folders func(string) (folder, error)) (r *replayed, err e
 	// At once: start copies every value, and a noded with hundreds of steps would else read
 	// each of them twice before it is ready.
 	content, err := readAll(j.f)
+	if unreadable(err) {
+		return j.moveAside()
+	}
 	if err != nil {
 		return nil, err
 	}
-	return replay(inline{j.f, content})
+	return replay(inline{j.f, content}, j.disk)
 }
 
 func readAll(f file) ([]byte, error) {
@@ -154,11 +157,11 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 			s.seq = max(s.seq, f.seq)
 		}
 	}
-	trusted := same && len(volatile.bad) == 0
+	trusted := same && len(volatile.bad) == 0 && volatile.aside == ""
 	if !same { // it has gone through a power failure, perhaps, which it need not survive
 		volatile.bad = nil
 	}
-	if err := errors.Join(s.durable.keepBad(durable.bad), s.volatile.keepBad(volatile.bad)); err != nil {
+	if err := errors.Join(s.durable.keepBad(durable.bad), s.volatile.keepBad(volatile.bad), s.noteLost(durable, volatile)); err != nil {
 		return err
 	}
 	if err := s.restoreNumbers(trusted, len(durable.bad)); err != nil {
@@ -207,7 +210,8 @@ const KindDamage = "damage"
 // process. Each of the lost records is as its last write before had left it: an older value,
 // one that was deleted, or none.
 type Damage struct {
-	// Journal is the file, and Kept the one that has its damaged pieces.
+	// Journal is the file, and Kept the one that has its damaged pieces; "" where nothing is
+	// left of what is lost.
 	Journal, Kept string
 	Pieces        int
 	// Records are the kinds and keys of what is lost, as far as they can be read.
@@ -242,7 +246,7 @@ func (j *journal) keepBad(bad []span) error {
 			pieces.WriteByte('\n')
 		}
 	}
-	suffix := ".damaged-" + time.Now().UTC().Format("20060102T150405.000")
+	suffix := damagedSuffix()
 	if err := writeFile(j.dir, j.name+suffix, pieces.Bytes()); err != nil {
 		return ioError("write", j.path+suffix, err)
 	}

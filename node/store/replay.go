@@ -73,18 +73,20 @@ type replayed struct {
 	torn int64
 	// changed: a bad piece has not merely lost blocks.
 	changed bool
+	// aside is where the journal is that could not be read; "" where it could.
+	aside string
 }
 
 // replay reads a journal from its beginning to its end. A damaged piece costs the lines that
-// it touches.
-func replay(f file) (*replayed, error) {
+// it touches. disk is the journal's: it may have gone through a power failure.
+func replay(f file, disk bool) (*replayed, error) {
 	size, _, err := f.stat()
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{f: f, size: size}
+	r := &reader{f: f, size: size, disk: disk}
 	out := new(replayed)
-	disk := int64(0) // how far lines say that the file was on disk
+	synced := int64(0) // how far lines say that the file was on disk
 	for off := int64(0); off < size; {
 		l, err := r.line(off)
 		if errors.Is(err, errLine) {
@@ -102,13 +104,13 @@ func replay(f file) (*replayed, error) {
 		if err := out.take(f, off, l); err != nil {
 			return nil, err
 		}
-		disk = max(disk, l.synced)
+		synced = max(synced, l.synced)
 		off += int64(l.size)
 		if l.wrongEnd {
 			out.isBad(span{off - 1, off})
 		}
 	}
-	return out, out.cutTorn(r, disk)
+	return out, out.cutTorn(r, synced)
 }
 
 // isBad notes a damaged piece, which may continue the last one.
@@ -140,15 +142,18 @@ func (out *replayed) take(f file, off int64, l *line) error {
 // cutTorn drops what was written last and not acknowledged, where it is not whole. That is
 // a piece that no later line says to be on disk, and that ends the file without a newline or
 // has blocks that were never written; what follows it was written with it.
-func (out *replayed) cutTorn(r *reader, disk int64) error {
+func (out *replayed) cutTorn(r *reader, synced int64) error {
 	for i, piece := range out.bad {
-		torn, err := r.torn(piece)
+		open, blocks, err := r.torn(piece)
 		if err != nil {
 			return err
 		}
-		if !torn {
+		if !open && !blocks {
 			out.changed = true
-		} else if piece.from >= disk {
+		}
+		// Where the file system is not cut off, as a volatile journal's is by a boot alone, no
+		// write leaves such blocks.
+		if (open || blocks && r.disk) && piece.from >= synced {
 			out.torn = r.size - piece.from
 			out.bad = out.bad[:i]
 			out.found = slices.DeleteFunc(out.found, func(f found) bool { return f.lineAt >= piece.from })
@@ -162,6 +167,7 @@ func (out *replayed) cutTorn(r *reader, disk int64) error {
 type reader struct {
 	f    file
 	size int64
+	disk bool
 	buf  []byte
 	at   int64
 }
@@ -225,22 +231,25 @@ func (r *reader) resync(off int64) (int64, error) {
 // blockSize is the least that a disk writes at once, in bytes.
 const blockSize = 512
 
-// torn reports whether a piece is what a write leaves that did not end.
-func (r *reader) torn(s span) (bool, error) {
+// torn reports whether a piece is what a write leaves that did not end: open has no end, and
+// blocks has blocks that were never written.
+func (r *reader) torn(s span) (open, blocks bool, err error) {
 	b := make([]byte, s.to-s.from)
 	if _, err := r.f.ReadAt(b, s.from); err != nil && err != io.EOF {
-		return false, err
+		return false, false, err
 	}
-	if s.to == r.size && b[len(b)-1] != '\n' {
-		return true, nil
+	open = s.to == r.size && b[len(b)-1] != '\n'
+	if open && !r.disk { // a process that was killed leaves the beginning of a line
+		head, length, err := parseHead(b)
+		open = err == nil && head+length >= len(b) || err != nil && len(b) < headMax
 	}
 	for at := s.from; at < s.to; at = (at/blockSize + 1) * blockSize {
 		block := b[at-s.from : min((at/blockSize+1)*blockSize, s.to)-s.from]
 		if len(block) > 1 && len(bytes.Trim(block, "\x00")) == 0 { // one byte may be damage
-			return true, nil
+			return open, true, nil
 		}
 	}
-	return false, nil
+	return open, false, nil
 }
 
 // A line of a journal is a batch of records, which are stored and lost together:
