@@ -222,7 +222,7 @@ install-files:
 	install -m755 $(BIN)/noded $(DESTDIR)$(PREFIX)/sbin/
 	install -m755 $(BIN)/stepctl $(DESTDIR)$(PREFIX)/bin/
 	install -m755 $(BIN)/stepd $(BIN)/spankhost $(PMIXHOST) $(SLURM_PROGRAMS) $(DESTDIR)$(PREFIX)/libexec/stepd/
-	sed 's|/usr/|$(PREFIX)/|g' packaging/noded.service | install -m644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/noded.service
+	for u in noded.service noded.socket; do sed 's|/usr/|$(PREFIX)/|g' packaging/$$u | install -m644 /dev/stdin $(DESTDIR)$(PREFIX)/lib/systemd/system/$$u || exit; done
 	install -d $(addprefix $(SHARE)/,bash-completion/completions zsh/site-functions fish/vendor_completions.d doc/stepd/adr man/man7)
 	$(BIN)/stepctl completion bash > $(SHARE)/bash-completion/completions/stepctl
 	$(BIN)/stepctl completion zsh > $(SHARE)/zsh/site-functions/_stepctl

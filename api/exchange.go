@@ -308,8 +308,8 @@ func readLine(r *bufio.Reader, most int) ([]byte, error) {
 // the context is looked at.
 const connectSlice = 200 * time.Millisecond
 
-// connect connects through the directory's descriptor, because sun_path holds 108 bytes.
-func connect(ctx context.Context, path string) (*os.File, error) {
+// tryConnect connects through the directory's descriptor, because sun_path holds 108 bytes.
+func tryConnect(ctx context.Context, path string) (*os.File, error) {
 	fail := func(err error) (*os.File, error) {
 		words := err.Error()
 		if err == unix.ENOENT || err == unix.ECONNREFUSED {

@@ -63,7 +63,7 @@ func reconnecting[R any](ask func() (R, error)) (R, error) {
 		if api.CodeOf(err) != api.Unavailable {
 			return reply, err
 		}
-		if gone.IsZero() || time.Since(began) > time.Second {
+		if gone.IsZero() || time.Since(began) > longerThanTry {
 			gone = began
 		}
 		if time.Since(gone) > reconnectFor {
@@ -104,6 +104,9 @@ func outsideStep(env []string) []string {
 
 // reconnectFor is how long a noded that is gone is waited for.
 const reconnectFor = 60 * time.Second
+
+// longerThanTry is longer than a call that found no noded: one that takes longer was served.
+const longerThanTry = api.RestartMax + time.Second
 
 // errNotBack says that noded has stayed away.
 var errNotBack = errors.New("noded did not come back")

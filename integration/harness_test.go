@@ -89,6 +89,7 @@ type node struct {
 	bin  string        // stepctl
 	// before is what noded is run by: "sh", "-c", "prepare; exec "$@"", "sh".
 	before []string
+	extra  []*os.File // what noded inherits, from descriptor 3 on
 	// contained: noded is process 1 of a pid namespace.
 	contained bool
 }
@@ -199,7 +200,7 @@ func (n *node) boot(t testing.TB) {
 	// file does not tell noded's end, which cmd.Wait would take it for.
 	read, write, err := os.Pipe()
 	must(t, err)
-	n.cmd.Stdout, n.cmd.Stderr = write, write
+	n.cmd.Stdout, n.cmd.Stderr, n.cmd.ExtraFiles = write, write, n.extra
 	go func(log *logBuffer) {
 		_, _ = io.Copy(log, read) // to its end of file; Write never fails
 		read.Close()

@@ -27,6 +27,21 @@ func runNoded(t testing.TB, attr *syscall.SysProcAttr, args ...string) (int, str
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
+// runActivated runs noded to its end, with a socket of systemd's.
+func runActivated(t testing.TB, n *node, before []string, socket *os.File) (int, string) {
+	t.Helper()
+	args := append(before[1:], binary(t, "noded"), "-f", n.path("slurm.conf"), "--run-dir", n.run, "--spool-dir", n.path("spool"))
+	cmd := exec.Command(before[0], args...)
+	cmd.ExtraFiles = []*os.File{socket}
+	timer := time.AfterFunc(callTimeout, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	out, err := cmd.CombinedOutput()
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), string(out)
+}
+
 // TestRootNodedStart: what noded needs to start, and what it refuses.
 func TestRootNodedStart(t *testing.T) {
 	n := startNode(t, site{})

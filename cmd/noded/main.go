@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -134,7 +133,7 @@ func run(o options) error {
 	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("cannot mark inherited descriptors close-on-exec: %w", err)
 	}
-	listener, err := handedOver()
+	given, err := givenSocket()
 	if err != nil {
 		return err
 	}
@@ -168,11 +167,11 @@ func run(o options) error {
 		return err
 	}
 	cfg.Fallbacks = append(cfg.Fallbacks, fallbacks...)
-	return runNode(o, conf, cfg, log, starter, listener)
+	return runNode(o, conf, cfg, log, starter, given)
 }
 
 // runNode is the daemon's life from the opening of the spool on.
-func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}, listener net.Listener) error {
+func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, starter <-chan struct{}, given given) error {
 	page := site.NewPage(conf)
 	if page != nil {
 		cfg.Meter = page.Metrics
@@ -186,10 +185,13 @@ func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, st
 		return err
 	}
 	// As soon as there is something to ask: it reports that noded is starting.
-	again := listener != nil
+	again := given.again
 	err = goesOn(again, n, log, "the page of metrics", page.Serve(n, log))
 	defer page.Close()
 	var spank *site.Slurmd
+	if err == nil {
+		err = given.check(filepath.Join(conf.Run, "noded.sock"))
+	}
 	if err == nil {
 		// When the spool is known to be ours alone: plugins do things to the node.
 		spank, err = site.StartSlurmd(conf, log, n)
@@ -201,7 +203,7 @@ func runNode(o options, conf *site.Site, cfg node.Config, log *logrus.Logger, st
 		return errors.Join(err, n.Close(ctx))
 	}
 	defer spank.Stop()
-	s := &server{options: o, site: conf, node: n, log: log, starter: starter, listener: listener}
+	s := &server{options: o, site: conf, node: n, log: log, starter: starter, given: given}
 	return s.serve()
 }
 
@@ -232,8 +234,8 @@ type server struct {
 	log     *logrus.Logger
 	// starter is closed with the one who started a private noded; nil of others.
 	starter <-chan struct{}
-	// listener was handed over by the noded that this process was before; nil of one
-	// that was started, until it serves.
+	given   given
+	// listener is the given one; without one it is nil until noded serves.
 	listener net.Listener
 	sigs     chan os.Signal
 	hups     chan os.Signal
@@ -287,12 +289,14 @@ const endGrace = 2 * time.Minute
 // noded's starter.
 func (s *server) serveUntil() error {
 	n, log := s.node, s.log
-	again := s.listener != nil
-	if !again {
+	if s.listener = s.given.listener; s.listener == nil {
 		var err error
 		if s.listener, err = n.Listen(); err != nil {
 			return err
 		}
+	}
+	if s.given.systemd {
+		n.KeepSocket()
 	}
 	c := n.Config()
 	server := serve.New(n.API(), serve.Config{
@@ -301,7 +305,7 @@ func (s *server) serveUntil() error {
 	n.CountConnections(server.Connections)
 	failed := make(chan error, 1) // size 1: it may come when untilEnd has returned
 	go func() { failed <- server.Serve(s.listener) }()
-	if !again {
+	if s.given.listener == nil {
 		if err := n.Publish(); err != nil {
 			stopServer(server)
 			return err
@@ -319,6 +323,9 @@ func (s *server) serveUntil() error {
 		s.letThrough()
 	case end != nil:
 		return end
+	case s.given.systemd:
+		_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
+		s.letThrough()
 	default:
 		// An error here could only say that no service manager listens.
 		_, _ = daemon.SdNotify(false, daemon.SdNotifyStopping)
@@ -395,74 +402,6 @@ func page(c *cobra.Command) *manual.Page {
 	return p
 }
 
-// errReload is what run returns on SIGHUP: everything is put away, and the process is
-// to begin anew with its files as they are now. It has the socket's listener, on
-// which clients wait meanwhile.
-type errReload struct{ listener *os.File }
-
-func (errReload) Error() string { return "noded begins anew" }
-
-// handoverVar has the number of the listener's descriptor in the environment of a
-// noded that has begun anew.
-const handoverVar = "NODED_HANDOVER_FD"
-
-// begin executes noded again in this process: what it reads only at its start it reads
-// again, its pid stays, and an upgraded program is the new one. It returns only an
-// error.
-func (r errReload) begin() error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("cannot find the own program: %w", err)
-	}
-	fd, err := unix.Dup(int(r.listener.Fd())) // without close-on-exec
-	if err != nil {
-		return fmt.Errorf("cannot hand over the socket: %w", err)
-	}
-	// A second SIGHUP must not end it before it listens for one.
-	signal.Ignore(syscall.SIGHUP)
-	env := append(os.Environ(), handoverVar+"="+strconv.Itoa(fd))
-	return fmt.Errorf("cannot execute %q: %w", self, unix.Exec(self, os.Args, env))
-}
-
-// handedOver is the listener of the noded that this process was before; nil of one
-// that was started. Its variable is gone after it, and no child has either.
-func handedOver() (net.Listener, error) {
-	text, again := os.LookupEnv(handoverVar)
-	if !again {
-		return nil, nil
-	}
-	if err := os.Unsetenv(handoverVar); err != nil {
-		return nil, err
-	}
-	fd, err := strconv.Atoi(text)
-	if err != nil || fd < 3 {
-		return nil, fmt.Errorf("cannot use %s=%q: not a descriptor's number", handoverVar, text)
-	}
-	unix.CloseOnExec(fd)
-	file := os.NewFile(uintptr(fd), "noded.sock")
-	defer file.Close() // FileListener has its own
-	l, err := net.FileListener(file)
-	if err != nil {
-		return nil, fmt.Errorf("cannot take over the socket: %w", err)
-	}
-	if u, ok := l.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // its name is a descriptor's
-	}
-	reapOld()
-	return l, nil
-}
-
-// reapOld reaps the children that ended while no process waited for them. Nothing has
-// been started yet whose end anybody wants to know.
-func reapOld() {
-	for {
-		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-		if pid <= 0 && !errors.Is(err, unix.EINTR) {
-			return
-		}
-	}
-}
-
 // reload is what SIGHUP asks for: nil is that noded is to begin anew. A private noded
 // lives as long as its starter, and has no files that anybody would change.
 func (s *server) reload() *errReload {
@@ -484,7 +423,7 @@ func (s *server) reload() *errReload {
 		return nil
 	}
 	s.node.KeepSocket()
-	return &errReload{file}
+	return &errReload{file, s.given.systemd}
 }
 
 // reloadDue is closed when noded may begin anew: when no prolog runs, which would be cut
