@@ -84,6 +84,9 @@ func (m *gatherings) Allgather(ctx context.Context, name string, nodes []int, da
 	if lost := m.n.lostError(); lost != nil {
 		return nil, lost
 	}
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) { // the step ends: who is missing means nothing any more
+		return nil, fmt.Errorf("cannot gather %.80q: %w", name, err)
+	}
 	missing := m.whoMisses(key, nodes)
 	if result != nil {
 		select {

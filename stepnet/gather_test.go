@@ -107,7 +107,7 @@ func seq(n int) []int {
 
 func TestAllgatherMissing(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigOptions{nodes: 14, limits: Limits{FanOut: 3}})
+	r := newRig(t, rigOptions{nodes: 14, limits: Limits{FanOut: 3, Who: time.Minute}})
 	absent := []int{1, 6, 12}
 	r.each(func(i int, n *Node) error {
 		if slices.Contains(absent, i) {
@@ -137,6 +137,22 @@ func TestAllgatherMissing(t *testing.T) {
 		return checkParts(got, 14, func(i int) string { return fmt.Sprint(i) })
 	})
 	r.finish()
+}
+
+// Who gives a gathering up, as at the step's end, does not wait for a node that is cut off.
+func TestAllgatherGivenUp(t *testing.T) {
+	r := newRig(t, rigOptions{nodes: 2, limits: Limits{Who: time.Hour}, late: []int{0}})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("the step ends"))
+	given := make(chan struct{})
+	go func() {
+		defer close(given)
+		_, err := r.nodes[1].Allgather(ctx, "fence", nil, nil)
+		if _, missing := errors.AsType[*launch.MissingError](err); err == nil || missing || !strings.Contains(err.Error(), "the step ends") {
+			t.Errorf("got %v", err)
+		}
+	}()
+	within(t, given, "its end")
 }
 
 func TestAllgatherLimit(t *testing.T) {

@@ -29,9 +29,10 @@ type group struct {
 	d *daemon
 	// telling are the words to the others that MPI has ended the step here.
 	telling sync.WaitGroup
-	// condemned is closed when a command ends the step: no node waits for another then.
-	condemned chan struct{}
-	once      sync.Once
+	// ctx ends condemnedPatience after a command has ended the step: nothing here waits then.
+	ctx    context.Context
+	cancel context.CancelFunc
+	once   sync.Once
 }
 
 // mailboxName is a step's in the folder of stepd in slurmd's spool.
@@ -82,9 +83,10 @@ func newGroup(d *daemon) (launch.Peers, error) {
 		names[i] = d.spec.Layout.Nodes[i].Name
 	}
 	self, post := int(d.spec.NodeID), d.office
-	g := &group{d: d, condemned: make(chan struct{})}
+	g := &group{d: d}
 	signer := d.peers.ctld.Munge
 	var err error
+	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.Group, err = others.New(others.Config{
 		Job: d.spec.ID.Job, Step: d.spec.ID.Step, Names: names, Self: self,
 		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(d.spec.ID)),
@@ -101,6 +103,7 @@ func newGroup(d *daemon) (launch.Peers, error) {
 		Lost: g.lost, Log: func(line string) { d.log.Info(line) },
 	})
 	if err != nil {
+		g.cancel()
 		return nil, err
 	}
 	d.group = g
@@ -174,7 +177,7 @@ func (g *group) aborted(rank, code int, text string) {
 	w.U32(uint32(int32(code)))
 	w.Str(text)
 	g.telling.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), abortPatience)
+		ctx, cancel := context.WithTimeout(g.ctx, abortPatience)
 		defer cancel()
 		var calls sync.WaitGroup
 		failed := make(chan error, len(g.d.spec.Layout.Nodes))
@@ -190,7 +193,7 @@ func (g *group) aborted(rank, code int, text string) {
 		calls.Wait()
 		close(failed)
 		for err := range failed {
-			if err == nil {
+			if err == nil || g.ctx.Err() != nil {
 				continue
 			}
 			g.d.log.Errorf("%v: slurmctld is asked to end the step", err)
@@ -217,12 +220,12 @@ func (g *group) abortedElsewhere(_ context.Context, _ int, data []byte) ([]byte,
 // condemn says that a command ends the step.
 func (g *group) condemn() {
 	if g != nil {
-		g.once.Do(func() { close(g.condemned) })
+		g.once.Do(func() { time.AfterFunc(condemnedPatience, g.cancel) })
 	}
 }
 
-// condemnedPatience is how long a node that a command has ended waits for the others' ends: they
-// are ended as well, and who leaves first would be lost to them.
+// condemnedPatience is how long a node waits for the others from the command on that ends the step
+// there: they are ended as well, and the first that leaves would be lost to them.
 const condemnedPatience = time.Second
 
 // leave ends this node's part, when the step's end here is reported. It relays for the others
@@ -234,13 +237,8 @@ func (g *group) leave(ctx context.Context) {
 	g.telling.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() {
-		select {
-		case <-g.condemned:
-			time.AfterFunc(condemnedPatience, cancel)
-		case <-ctx.Done():
-		}
-	}()
+	defer context.AfterFunc(g.ctx, cancel)()
+	defer g.cancel()
 	why := "the tasks there were not started"
 	if g.d.aud.launched {
 		why = "the step there was ended"
@@ -256,7 +254,8 @@ func (g *group) abandon(why error) {
 	if g == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), condemnedPatience)
+	defer g.cancel()
+	ctx, cancel := context.WithTimeout(g.ctx, condemnedPatience)
 	defer cancel()
 	g.Close(ctx, why.Error())
 }

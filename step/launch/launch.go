@@ -502,7 +502,7 @@ type Peers interface {
 	// Allgather gives each stepd of the nodes the data of all of them: one entry for
 	// each node, in the order of nodes (ascending node ids; nil are all nodes).
 	// Calls of one name with the same nodes meet in their order. The error is a
-	// *MissingError when ctx ends first.
+	// *MissingError where ctx's deadline passes first.
 	Allgather(ctx context.Context, name string, nodes []int, data []byte) ([][]byte, error)
 	// Call asks one node's handler of that name for an answer.
 	Call(ctx context.Context, node int, name string, data []byte) ([]byte, error)
