@@ -7,7 +7,8 @@
  *   pmixrank tell CODE		rank 0 tells all others, which wait as with event
  *   pmixrank control KEY RANK	rank 0 controls rank RANK ("kill", "term"; a number is a signal), the others wait
  *   pmixrank late RANK		all but one fence
- *   pmixrank group		all make a group and say "group N members, context" with its number
+ *   pmixrank group [PARTS]	all make a group, or PARTS at a time of every PARTSth rank, and say "group STATUS
+ *				context NUMBER at RANK"; then they take it apart and say "gone STATUS at RANK"
  */
 #include <pmix.h>
 #include <pthread.h>
@@ -136,23 +137,49 @@ static void control(const char *key, const char *rank)
 	fflush(stdout);
 }
 
-static int group(void)
+static uint32_t job_size(void)
 {
-	pmix_proc_t all;
+	pmix_proc_t job;
+	pmix_value_t *size;
+
+	PMIX_LOAD_PROCID(&job, me.nspace, PMIX_RANK_WILDCARD);
+	return PMIx_Get(&job, PMIX_JOB_SIZE, NULL, 0, &size) == PMIX_SUCCESS ? size->data.uint32
+									     : 0;
+}
+
+/* members are all ranks, or every PARTSth with this one. */
+static size_t members(pmix_proc_t *of, size_t room, const char *parts)
+{
+	uint32_t step = parts != NULL ? (uint32_t)atoi(parts) : 1;
+	size_t n = 0;
+
+	if (step == 1) {
+		PMIX_LOAD_PROCID(&of[0], me.nspace, PMIX_RANK_WILDCARD);
+		return 1;
+	}
+	for (uint32_t rank = me.rank % step; rank < job_size() && n < room; rank += step, n++)
+		PMIX_LOAD_PROCID(&of[n], me.nspace, rank);
+	return n;
+}
+
+static int group(const char *parts)
+{
+	pmix_proc_t of[64];
 	pmix_info_t info, *got = NULL;
-	size_t n = 0, context = 0;
+	size_t n = 0, context = 0, size = members(of, 64, parts);
+	char name[32];
 	pmix_status_t rc;
 
-	PMIX_LOAD_PROCID(&all, me.nspace, PMIX_RANK_WILDCARD);
+	snprintf(name, sizeof name, "ours.%u", of[0].rank);
 	PMIX_INFO_LOAD(&info, PMIX_GROUP_ASSIGN_CONTEXT_ID, NULL, PMIX_BOOL);
-	rc = PMIx_Group_construct("ours", &all, 1, &info, 1, &got, &n);
+	rc = PMIx_Group_construct(name, of, size, &info, 1, &got, &n);
 	for (size_t i = 0; i < n; i++)
 		if (PMIX_CHECK_KEY(&got[i], PMIX_GROUP_CONTEXT_ID))
 			context = got[i].value.data.size;
 	printf("group %d context %zu at %u\n", rc, context, me.rank);
 	fflush(stdout);
 	if (rc == PMIX_SUCCESS)
-		rc = PMIx_Group_destruct("ours", NULL, 0);
+		rc = PMIx_Group_destruct(name, NULL, 0);
 	printf("gone %d at %u\n", rc, me.rank);
 	return rc == PMIX_SUCCESS ? 0 : 1;
 }
@@ -177,7 +204,7 @@ static int run(const char *verb, char **arg)
 		if (me.rank == (pmix_rank_t)atoi(arg[0]))
 			pause();
 	} else if (!strcmp(verb, "group")) {
-		return group();
+		return group(arg[0]);
 	} else {
 		wait_for_signal();
 	}

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,17 +20,18 @@ import (
 	"stepd/internal/testkit"
 )
 
-// startPeers starts three nodes with the MPI programs.
-func startPeers(t *testing.T) *cluster.Cluster {
+// startPeers starts three nodes with the MPI programs. standIn says that srun has no mpi/pmix of
+// its own.
+func startPeers(t *testing.T) (c *cluster.Cluster, standIn bool) {
 	t.Helper()
 	testkit.RequireRoot(t)
 	release := os.Getenv("RELEASE")
 	if release == "" {
 		release = "22.05"
 	}
-	c, err := cluster.Start(t.Context(), cluster.Site{
-		Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3,
-	})
+	site := cluster.Site{Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3}
+	standIn = addPMIx(t, &site)
+	c, err := cluster.Start(t.Context(), site)
 	must(t, err)
 	t.Cleanup(func() {
 		keep(t, c, "ours")
@@ -37,7 +40,36 @@ func startPeers(t *testing.T) *cluster.Cluster {
 		}
 	})
 	must(t, placePrograms(c, release))
-	return c
+	return c, standIn
+}
+
+const pluginDir = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
+
+// addPMIx gives srun of a release that was built without mpi/pmix a plugin that stands for it, and
+// reports whether it did: srun itself refuses --mpi=pmix else.
+func addPMIx(t *testing.T, site *cluster.Site) bool {
+	t.Helper()
+	root, err := cluster.Image(t.Context(), site.Cache, site.Release)
+	must(t, err)
+	if has, err := filepath.Glob(root + pluginDir + "/mpi_pmix*.so"); err != nil || len(has) > 0 {
+		return false
+	}
+	out, err := exec.Command("dpkg-query", "--admindir="+root+"/var/lib/dpkg", "-W", "-f", "${Version}", "slurmd").Output()
+	must(t, err)
+	var major, minor, micro int
+	if _, err := fmt.Sscanf(string(out), "%d.%d.%d", &major, &minor, &micro); err != nil {
+		t.Fatalf("%q: %v", out, err)
+	}
+	file := filepath.Join(t.TempDir(), "mpi_pmix.so")
+	cc := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", fmt.Sprintf("-DVERSION=%d", major<<16|minor<<8|micro), "-o", file, "testdata/mpi/srunpmix.c")
+	if out, err := cc.CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	plugin, err := os.ReadFile(file)
+	must(t, err)
+	site.Files = map[string]string{"mpi_pmix.so": string(plugin)}
+	site.Conf += "PluginDir=" + pluginDir + ":DIR/\n"
+	return true
 }
 
 // run is a command of alice's, with what it prints on both streams and its exit code.
@@ -56,7 +88,7 @@ func runPeers(t *testing.T, c *cluster.Cluster, script string) (out string, code
 // TestRootPeers runs MPI's start-up on 2 and 3 nodes.
 func TestRootPeers(t *testing.T) {
 	t.Parallel()
-	c := startPeers(t)
+	c, standIn := startPeers(t)
 	for _, program := range []string{"pmi2", "pmix"} {
 		for _, size := range []struct{ nodes, ranks int }{{2, 2}, {3, 6}, {3, 64}} {
 			out, code := runPeers(t, c, fmt.Sprintf("srun -Q -N%d -n%d -O --mpi=%s $DIR/%s", size.nodes, size.ranks, program, program))
@@ -65,8 +97,11 @@ func TestRootPeers(t *testing.T) {
 			}
 		}
 	}
-	// The abort's code is srun's, and ends all nodes.
-	if out, code := runPeers(t, c, "srun -Q -N3 -n6 --mpi=pmix $DIR/pmix 7"); code != 7 {
+	groups(t, c, "", 1)
+	groups(t, c, "2", 2)
+	events(t, c)
+	// The abort's code is srun's, and ends all nodes. Srun's own plugin takes the code.
+	if out, code := runPeers(t, c, "srun -Q -N3 -n6 --mpi=pmix $DIR/pmix 7"); code != 7 && (!standIn || code == 0 || code == 124) {
 		t.Errorf("an abort: exit code %d\n%s", code, out)
 	}
 	if out, code := runPeers(t, c, "srun -Q -N3 -n6 --mpi=pmi2 $DIR/pmi2 enough"); code == 0 || strings.Contains(out, "lost node") {
@@ -74,6 +109,38 @@ func TestRootPeers(t *testing.T) {
 	}
 	for _, node := range c.Nodes() {
 		gone(t, c, node)
+	}
+}
+
+// groups has six ranks on three nodes make PMIx groups, so many at a time: each has one number.
+func groups(t *testing.T, c *cluster.Cluster, arg string, parts int) {
+	t.Helper()
+	out, code := runPeers(t, c, "srun -Q -N3 -n6 --mpi=pmix $DIR/pmixrank group "+arg)
+	numbers := map[string]bool{}
+	for rank := range 6 {
+		made := regexp.MustCompile(fmt.Sprintf(`(?m)^group 0 context ([0-9]+) at %d$`, rank)).FindStringSubmatch(out)
+		if made == nil || !strings.Contains(out, fmt.Sprintf("gone 0 at %d\n", rank)) {
+			t.Fatalf("%d groups: rank %d is in none: exit code %d\n%s", parts, rank, code, out)
+		}
+		numbers[made[1]] = true
+	}
+	if len(numbers) != parts || numbers["0"] || code != 0 {
+		t.Errorf("%d groups: numbers %v, exit code %d\n%s", parts, numbers, code, out)
+	}
+}
+
+// events has rank 0 tell an event, which ranks on three nodes wait for.
+func events(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	out, code := runPeers(t, c, "srun -Q -N3 -n6 --mpi=pmix $DIR/pmixrank tell -2200")
+	for rank := 1; rank < 6; rank++ {
+		heard := regexp.MustCompile(fmt.Sprintf(`(?m)^event -2200 of slurm\.pmix\.[0-9.]+:0 at %d text hello number 2\.5$`, rank))
+		if len(heard.FindAllString(out, -1)) != 1 {
+			t.Errorf("rank %d has not heard the event once", rank)
+		}
+	}
+	if code != 0 || t.Failed() {
+		t.Errorf("events: exit code %d\n%s", code, out)
 	}
 }
 
@@ -107,7 +174,7 @@ func gone(t *testing.T, c *cluster.Cluster, node string) {
 // often.
 func TestRootPeersLost(t *testing.T) {
 	t.Parallel()
-	c := startPeers(t)
+	c, _ := startPeers(t)
 	points := 2
 	if n, err := strconv.Atoi(os.Getenv("POINTS")); err == nil {
 		points = n

@@ -202,11 +202,13 @@ func placePrograms(c *cluster.Cluster, release string) error {
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
 		return fmt.Errorf("release %q: %w", release, err)
 	}
+	const pmix = "-I/usr/lib/x86_64-linux-gnu/pmix2/include -L/usr/lib/x86_64-linux-gnu/pmix2/lib -lpmix"
 	for _, p := range []struct{ out, source, flags string }{
 		{"pmi2", "testdata/mpi/pmi2.c", "-lpmi2"},
 		{"fences", "testdata/mpi/fences.c", "-lpmi2"},
 		{"nodes.so", "testdata/nodes.c", fmt.Sprintf("-shared -fPIC -I../../spank/host/include -DSLURM_VERSION_NUMBER=%d", major<<16|minor<<8)},
-		{"pmix", "testdata/mpi/pmix.c", "-I/usr/lib/x86_64-linux-gnu/pmix2/include -L/usr/lib/x86_64-linux-gnu/pmix2/lib -lpmix"},
+		{"pmix", "testdata/mpi/pmix.c", pmix},
+		{"pmixrank", "../mpi/pmixrank.c", pmix},
 	} {
 		args := append([]string{"-Wall", "-o", c.Path(p.out), p.source}, strings.Fields(p.flags)...)
 		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
