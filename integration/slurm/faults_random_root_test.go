@@ -29,11 +29,13 @@ const (
 	// launchTime is how long a launch may take, and shortTask less than what the tasks take.
 	launchTime = 20 * time.Millisecond
 	shortTask  = 50 * time.Millisecond
+	// stoppedFor is how long a process that is stopped stands still.
+	stoppedFor = 100 * time.Millisecond
 )
 
 // TestRootSlurmRandomKills kills the step daemon, its host of plugins, its keeper, or daemon and
-// keeper, at moments of srun's and sbatch's steps that have no name. POINTS is how many have to find their
-// process, and SEED chooses them.
+// keeper, or has one of them crash or stand still, at moments of srun's and sbatch's steps that
+// have no name. POINTS is how many have to find their process, and SEED chooses them.
 func TestRootSlurmRandomKills(t *testing.T) {
 	testkit.RequireRoot(t)
 	t.Parallel()
@@ -98,8 +100,9 @@ func (l *randomLane) run(t *testing.T, points int) {
 type randomPoint struct {
 	lane   *randomLane
 	victim string
+	signal unix.Signal
 	kind   kind
-	after  time.Duration // from slurmd's exec to the kill
+	after  time.Duration // from slurmd's exec to the signal
 	job    int
 	name   string
 
@@ -116,7 +119,7 @@ type randomPoint struct {
 }
 
 func (p *randomPoint) String() string {
-	return fmt.Sprintf("%s of %s after %v", p.victim, p.kind.name, p.after)
+	return fmt.Sprintf("%v to %s of %s after %v", p.signal, p.victim, p.kind.name, p.after)
 }
 
 // choose chooses the next: half of the kills come in the launch.
@@ -126,12 +129,17 @@ func (l *randomLane) choose() *randomPoint {
 	if l.random.IntN(2) == 0 {
 		within += shortTask
 	}
-	return &randomPoint{
+	p := &randomPoint{
 		lane: l, job: l.job, done: make(chan struct{}),
 		victim: []string{"slurmstepd", "spankhost", "stepkeeper", both}[l.random.IntN(4)],
+		signal: []unix.Signal{unix.SIGKILL, unix.SIGKILL, unix.SIGSEGV, unix.SIGSTOP}[l.random.IntN(4)],
 		kind:   []kind{shortSrun, shortBatch}[l.random.IntN(2)],
 		after:  time.Duration(l.random.Int64N(int64(within))).Round(10 * time.Microsecond),
 	}
+	if p.victim == both { // one after the other, which a crash's traceback would part
+		p.signal = unix.SIGKILL
+	}
+	return p
 }
 
 // The steps end by themselves, with 7.
@@ -232,14 +240,19 @@ func (p *randomPoint) strike(t *testing.T) {
 	if p.victim == both {
 		p.hit = killBoth(t, all)
 	} else {
-		p.hit = kill(t, named(all, p.victim), unix.SIGKILL)
+		p.hit = kill(t, named(all, p.victim), p.signal)
 	}
 	var now unix.Timespec
 	must(t, unix.ClockGettime(unix.CLOCK_BOOTTIME, &now))
 	p.early = err == nil && time.Duration(now.Nano())-time.Duration(began)*time.Second/100 < shortTask
 	if p.hit {
-		p.lane.hits[p.victim]++
+		p.lane.hits[fmt.Sprintf("%v to %s", p.signal, p.victim)]++
 		p.lane.found++
+	}
+	if p.signal == unix.SIGSTOP && p.hit { // it stands still for a while, and all goes on
+		time.Sleep(stoppedFor)
+		kill(t, named(all, p.victim), unix.SIGCONT)
+		p.hit = false
 	}
 }
 
