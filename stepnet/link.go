@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,7 +31,6 @@ type Answer = func(ctx context.Context, from int, data []byte) ([]byte, error)
 type calls struct {
 	callMu  sync.Mutex
 	asked   map[int]chan *call // guarded by callMu: by number; size 1, nil is no answer
-	number  int                // guarded by callMu
 	answers map[string]Answer  // guarded by callMu
 	more    chan struct{}      // guarded by callMu: closed when answers has grown
 	callErr error              // guarded by callMu: there will be no more answers
@@ -79,8 +79,10 @@ func (n *Node) call(ctx context.Context, c *call) ([]byte, error) {
 		defer n.callMu.Unlock()
 		return nil, n.callErr
 	}
-	n.number = (n.number + 1) & (1<<30 - 1)
-	c.number = n.number
+	// By its number alone a reply is the caller's: no other node may guess it.
+	for c.number == 0 || n.asked[c.number] != nil {
+		c.number = rand.IntN(1 << 30)
+	}
 	n.asked[c.number] = reply
 	n.callMu.Unlock()
 	defer func() {
