@@ -114,7 +114,9 @@ func TestRootStateLost(t *testing.T) {
 func TestRootCorruptions(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
-	p, step := startStubborn(t, n)
+	// The client waits as long as the test lasts.
+	p := n.start(t, call{args: []string{"run", "-n", "2", "-J", "stubborn", "sh", "-c", stubborn}, limit: time.Hour})
+	step := n.runs(t, "stubborn")
 	rounds, seed := 40, uint64(20)
 	for name, value := range map[string]any{"CORRUPTIONS": &rounds, "SEED": &seed} {
 		if text := os.Getenv(name); text != "" {
