@@ -261,6 +261,7 @@ func TestRootSpoolFull(t *testing.T) {
 	if doc := n.ended(t, step.id()); doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 3 {
 		t.Errorf("the record: %+v", doc)
 	}
+	n.resumes(t)
 	n.serves(t)
 	n.idle(t)
 	if code, text := n.page(t, "/readyz"); code != 200 {

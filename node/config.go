@@ -85,6 +85,8 @@ type Config struct {
 
 	// StepdPath is the stepd program, absolute.
 	StepdPath string
+	// Programs are those without which no step starts.
+	Programs []string
 	// StepdLog is a log file that stepds append to by themselves. nil: what they
 	// write to their standard error comes through noded to Log.Out.
 	StepdLog *os.File

@@ -65,6 +65,7 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	}
 	if err != nil {
 		res.close(f.n.spool)
+		f.n.blame(err)
 		f.fail(err)
 		return nil, api.NewError(api.Internal, err.Error())
 	}
@@ -252,6 +253,7 @@ func (l *launching) writeScript() error {
 		return scripts.WriteBatch(filepath.Dir(path), filepath.Base(path), script, user)
 	})
 	if err != nil {
+		l.n.blame(err)
 		return fmt.Errorf("cannot write batch script %q: %w", path, err)
 	}
 	spec.Script = nil

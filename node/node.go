@@ -61,9 +61,10 @@ type Node struct {
 	fallbacks sync.Mutex
 	// connections counts the clients' connections, for figures.
 	connections atomic.Pointer[func() int]
-	// spoolWatch asks after the spool, serving reports that requests are served.
-	spoolWatch *spool.Room
-	serving    atomic.Bool
+	// spoolWatch and runWatch ask after the directories, serving reports that requests are served.
+	spoolWatch, runWatch *spool.Room
+	opened               os.FileInfo // the spool's directory
+	serving              atomic.Bool
 
 	// stopping is closed by Stop: followers leave their steps.
 	stopping <-chan struct{}
@@ -101,6 +102,7 @@ func New(cfg Config) (*Node, error) {
 	n.spool = spool.New(spool.Layout{Run: cfg.RunDir, Dir: cfg.SpoolDir, Slurmd: cfg.SlurmdSpool}, cfg.Log)
 	n.gate.Silence = n.silence
 	n.spoolWatch = &spool.Room{What: "spool", Dir: cfg.SpoolDir}
+	n.runWatch = &spool.Room{What: "run directory", Dir: cfg.RunDir}
 	n.reg.killWait = time.Duration(cfg.Site.KillWaitS) * time.Second
 	n.scripts = n.newScripts()
 	n.places = places{&n.cfg, func(reason string) { n.health.Drain(reason) }}
@@ -144,6 +146,10 @@ func (n *Node) open() error {
 	if err := n.spool.Make(); err != nil {
 		return err
 	}
+	var err error
+	if n.opened, err = os.Stat(n.spool.Dir); err != nil {
+		return err
+	}
 	// The spool first: it is what the message is about when a noded is started twice.
 	dirs := []string{n.spool.Dir}
 	if n.spool.Run != n.spool.Dir {
@@ -170,7 +176,7 @@ func (n *Node) open() error {
 	if n.health, err = health.New(health.Config{
 		Gate: n.gate, Store: st, BootID: n.boot, DrainReason: n.cfg.DrainReason, QuarantineAfter: n.cfg.QuarantineAfter,
 		EndStep: n.cfg.Tracker.EndStep, Timeout: n.cfg.unkillable,
-		Found: func() { n.cfg.Meter.Leak(LeakProcess) }, Released: n.released, Go: n.work.Go, Stopping: n.stopping, Log: n.log,
+		Found: func() { n.cfg.Meter.Leak(LeakProcess) }, Released: n.released, Able: n.able, Go: n.work.Go, Stopping: n.stopping, Log: n.log,
 	}); err != nil {
 		return errors.Join(err, st.Close())
 	}

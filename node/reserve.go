@@ -115,21 +115,21 @@ func (n launcher) reserveAdmitted(caller api.Peer, user step.User, a *admission,
 	var f *follower
 	err := n.places.check(spec)
 	if err == nil {
+		err = n.helpers()
+	}
+	if err == nil {
 		f, err = n.number(spec, a, in)
 	}
 	if err != nil {
 		n.reg.users.dropRequest(caller.UID, in.size)
 		n.endJob(n.reg.abandon(a))
+		n.blame(err)
 		return nil, nil, numberError(err, in.req)
 	}
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: in.size}
 	if f.res.events, err = n.spool.BeginEvents(f.id, f.rec.Submitted, spec.CPUs); err != nil {
-		n.reg.add(f)
-		f.claim()
-		f.unreserve()
-		f.fail(err)
-		return nil, nil, api.NewError(api.Internal, err.Error())
+		return nil, nil, f.refuse(err)
 	}
 	// Now it can be found, and cancelled, by its number: what the claim takes
 	// over must be whole.
@@ -454,6 +454,7 @@ func (n launcher) admitAlloc(ctx context.Context, caller api.Peer, client int, r
 	rec.Origin, rec.Holder = step.OriginAlloc, h
 	if err := n.numberJob((&order{req: req}).wants(a), &rec, req.JobControl, nil); err != nil {
 		n.reg.abandon(a)
+		n.blame(err)
 		return nil, numberError(err, req)
 	}
 	n.reg.newJob(a, rec)

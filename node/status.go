@@ -341,6 +341,9 @@ func measure(f *follower) {
 		return
 	}
 	rec, name := f.record(), f.n.spool.Events(f.id)
+	if !rec.State.Final() { // it was refused
+		return
+	}
 	f.n.work.Go(func() {
 		f.n.cfg.Meter.StepEnded(rec, func() (io.ReadCloser, error) {
 			return f.n.spool.Open(name)

@@ -49,6 +49,8 @@ type Config struct {
 	// left of it any more.
 	Found    func()
 	Released func(id step.ID)
+	// Able returns why the node can start no step; nil is that it can.
+	Able func() error
 	// Go runs a goroutine that the node waits for, and Stopping is closed when it stops.
 	Go       func(func())
 	Stopping <-chan struct{}
@@ -334,6 +336,9 @@ func (h *Health) Recover(running map[step.ID]bool) {
 	h.mu.Lock()
 	list := h.listLocked()
 	h.mu.Unlock()
+	if h.cfg.Gate.Drain().Owner == state.OwnerFault {
+		h.cfg.Go(h.awaitAble)
+	}
 	for _, held := range list {
 		if !running[held.Rec.ID] {
 			h.AwaitEmpty(held.Rec.ID)

@@ -305,10 +305,37 @@ func (s *Spool) BeginEvents(id step.ID, submitted time.Time, cpus string) (*os.F
 			eventlog.Event{Time: submitted, Event: eventlog.EventRequest, JobID: &id.Job, StepID: &id.Step},
 			eventlog.Event{Time: time.Now(), Event: eventlog.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + cpus},
 		)
-		if err != nil {
-			log.Close()
+		if err != nil { // without room for these lines the empty file would stay
+			err = errors.Join(err, log.Close(), os.Remove(s.Events(id)))
 		}
 		return log, err
+	})
+}
+
+// trialName is the file that Try makes, and trialSize what it has.
+const (
+	trialName = ".trial"
+	trialSize = 64 << 10
+)
+
+// Try makes what is missing of the directories and writes a file in each that a launch needs. opened
+// is the spool's directory as noded has opened it.
+func (s *Spool) Try(opened os.FileInfo) error {
+	return s.Do(func() error {
+		if now, err := os.Stat(s.Dir); err != nil || !os.SameFile(opened, now) {
+			return fmt.Errorf("the spool %q is not the directory that noded has opened: bring that back, or restart noded", s.Dir)
+		}
+		if err := s.Make(); err != nil {
+			return err
+		}
+		for _, dir := range []string{s.EventsDir(), s.ScriptsDir(), s.StepsDir()} {
+			path := filepath.Join(dir, trialName)
+			err := errors.Join(os.WriteFile(path, make([]byte, trialSize), 0o600), os.Remove(path))
+			if err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -218,6 +218,18 @@ func (s *State) EndJob(job uint32) error {
 	return wrap(err, "cannot store the end of job %d", job)
 }
 
+// Revoke forgets a step that was numbered and then refused. Its number is spent.
+func (s *State) Revoke(id step.ID) error {
+	err := s.all.Record(func(tx *store.Tx) error {
+		tx.Delete(kindStep, stepKey(id))
+		if id.Step == step.BatchStep {
+			tx.Delete(kindBatch, jobKey(id.Job))
+		}
+		return nil
+	})
+	return wrap(err, "cannot forget step %s, which was refused", id)
+}
+
 // JobControl returns the job control environment of a running job.
 func (s *State) JobControl(job uint32) (control [][]byte, err error) {
 	err = s.getAny(kindControl, jobKey(job), &control)
@@ -425,13 +437,17 @@ type Name struct {
 type Drain struct {
 	Drained bool   `json:"drained"`
 	Reason  string `json:"reason"`
-	// Owner is who ends the drain: ownerHeld, or "" for an administrator.
+	// Owner is who ends the drain: OwnerHeld, OwnerFault, or "" for an administrator.
 	Owner string `json:"owner,omitempty"`
 }
 
 // OwnerHeld: noded has drained the node for processes that do not die, and ends
 // the drain with them, unless an administrator has changed it meanwhile.
 const OwnerHeld = "unkillable"
+
+// OwnerFault: noded has drained the node because it cannot start steps, and ends the drain when
+// it can, as with OwnerHeld.
+const OwnerFault = "fault"
 
 // Crash is what the store keeps of a plugin that crashes.
 type Crash struct {

@@ -28,6 +28,8 @@ type State struct {
 	clock *Clock
 	boot  string
 	shown map[uint32]uint32
+	// lost are the shown jobs that the state did not know at its opening.
+	lost map[uint32]bool
 
 	mu    sync.Mutex
 	ended []endedStep // guarded by mu: the oldest first
@@ -167,8 +169,10 @@ func (s *State) spendShown(spool string) error {
 		}
 		var lost []string
 		highest := uint32(0)
+		s.lost = make(map[uint32]bool)
 		for job := range s.shown {
 			if uint64(job) > last {
+				s.lost[job] = true
 				lost = append(lost, jobKey(job))
 				highest = max(highest, job)
 			}
@@ -407,10 +411,11 @@ func (s *State) getAny(kind, key string, value any) error {
 }
 
 // Knows reports whether the number was ever given out by this node: of what is found on
-// the host, only such is ours to remove.
+// the host, only such is ours to remove. Where the state was lost, an administrator looks first:
+// the next noded removes it.
 func (s *State) Knows(job uint32) bool {
 	last, err := s.all.Last(jobNumbers)
-	return err == nil && job >= 1 && uint64(job) <= last // else nothing is removed
+	return err == nil && job >= 1 && uint64(job) <= last && !s.lost[job] // else nothing is removed
 }
 
 // Drain returns the drain that is stored; the zero value is none.

@@ -1,0 +1,74 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/api"
+	"stepd/node/state"
+)
+
+// ableMax is how long a file system may take to say whether it has room.
+const ableMax = 2 * time.Second
+
+// able returns why the node can start no step, nil where it can: it tries what a step needs.
+func (n *Node) able() error {
+	if err := n.helpers(); err != nil {
+		return err
+	}
+	if err := n.store.Unwritable(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), ableMax)
+	defer cancel()
+	for _, t := range append(n.spoolWatch.Look(ctx), n.runWatch.Look(ctx)...) {
+		return errors.New(t.Text)
+	}
+	return n.spool.Try(n.opened)
+}
+
+// helpers returns which program is missing without which no step starts.
+func (n *Node) helpers() error {
+	for _, path := range n.cfg.Programs {
+		if err := unix.Access(path, unix.X_OK); err != nil {
+			return fmt.Errorf("cannot start steps: cannot execute %q: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// faults are the errors of a file system that each step would have.
+var faults = []syscall.Errno{unix.ENOSPC, unix.EROFS, unix.EIO, unix.ENOENT, unix.ENOTDIR, unix.EACCES}
+
+// blame drains the node, until it can start steps, where err is such an error.
+func (n *Node) blame(err error) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok && slices.Contains(faults, errno) {
+		n.health.Fault(err.Error())
+	}
+}
+
+// refuse takes back a step that has its number and nothing else, for cause. Nothing is kept of it:
+// it has not begun.
+func (f *follower) refuse(cause error) error {
+	f.n.blame(cause)
+	f.n.reg.add(f)
+	f.claim()
+	f.unreserve()
+	f.mu.Lock()
+	f.moveLocked(stepDropped)
+	f.mu.Unlock()
+	f.movedOff()
+	if err := state.LogOwed(f.n.store.Revoke(f.id), f.log); err != nil {
+		f.log.Errorf("%v: it is tried again", err)
+	}
+	f.storedIs()
+	f.n.reg.settle(f)
+	f.cleanup()
+	return api.NewError(api.Internal, cause.Error())
+}
