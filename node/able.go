@@ -55,20 +55,20 @@ func (n *Node) blame(err error) {
 
 // refuse takes back a step that has its number and nothing else, for cause. Nothing is kept of it:
 // it has not begun.
-func (f *follower) refuse(cause error) error {
-	f.n.blame(cause)
-	f.n.reg.add(f)
+func (n launcher) refuse(f *follower, cause error) error {
+	n.blame(cause)
+	n.reg.add(f)
 	f.claim()
 	f.unreserve()
 	f.mu.Lock()
 	f.moveLocked(stepDropped)
 	f.mu.Unlock()
 	f.movedOff()
-	if err := state.LogOwed(f.n.store.Revoke(f.id), f.log); err != nil {
+	if err := state.LogOwed(n.store.Revoke(f.id), f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)
 	}
 	f.storedIs()
-	f.n.reg.settle(f)
+	n.reg.settle(f)
 	f.cleanup()
 	return api.NewError(api.Internal, cause.Error())
 }

@@ -129,7 +129,7 @@ func (n launcher) reserveAdmitted(caller api.Peer, user step.User, a *admission,
 	f.by = caller.UID
 	f.res = &reservation{spec: spec, size: in.size}
 	if f.res.events, err = n.spool.BeginEvents(f.id, f.rec.Submitted, spec.CPUs); err != nil {
-		return nil, nil, f.refuse(err)
+		return nil, nil, n.refuse(f, err)
 	}
 	// Now it can be found, and cancelled, by its number: what the claim takes
 	// over must be whole.

@@ -103,7 +103,7 @@ func Open(cfg Config) (*State, error) {
 	}
 	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot, shown: cfg.Shown}
 	if err = s.restoreBatch(); err == nil {
-		err = s.spendShown(cfg.Spool)
+		err = spendShown(s, cfg.Spool)
 	}
 	if err == nil {
 		err = s.readEnded()
@@ -161,7 +161,7 @@ func (s *State) restoreBatch() error {
 
 // spendShown makes numbers go on above all jobs of which there are files. Where they are not above
 // them already, what the state knew of these jobs is lost.
-func (s *State) spendShown(spool string) error {
+func spendShown(s *State, spool string) error {
 	return s.all.Record(func(tx *store.Tx) error {
 		last, err := tx.Last(jobNumbers)
 		if err != nil {
