@@ -110,7 +110,7 @@ func (g *group) killKeepingFrozen(ctx context.Context) error {
 		return g.killV1(ctx) // where the frozen do not die
 	}
 	if !g.has("cgroup.kill") {
-		return g.killFreezing(ctx, g.strikeEach)
+		return g.killFreezing(ctx, g.strike)
 	}
 	quick, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -128,34 +128,40 @@ func (g *group) killKeepingFrozen(ctx context.Context) error {
 	if err == nil || quick.Err() == nil {
 		return err
 	}
-	return g.killFreezing(ctx, g.strikeEach)
+	return g.killFreezing(ctx, g.strike)
 }
 
 // killFreezing does the same where one strike is not enough: it may miss
 // children (without cgroup.kill), and it does miss what is moved in after it,
 // without an event, and what strikeEach is for. So the group is frozen as well: SIGKILL ends a
-// frozen process all the same, and once nothing but newcomers is left, the
-// kernel says "frozen 1", which brings another strike.
+// frozen process all the same, and once nothing is left but newcomers and what a strike does
+// not reach, the kernel says "frozen 1", which brings another strike and then a signal to each
+// process. Before, that would cost a busy machine a signal for each of thousands that are dying.
 //
 // It is not what kill begins with, since the kernel holds back an event that
 // follows another one within 10 ms (cgroup_file_notify), "populated 0" too.
 func (g *group) killFreezing(ctx context.Context, strike func() error) error {
 	first := true
 	err := g.await(ctx, func(ev events) (bool, error) {
-		if !ev.populated {
+		switch {
+		case !ev.populated:
 			return true, nil
-		}
-		if !first && !ev.frozen {
-			return false, nil
-		}
-		if err := strike(); err != nil {
-			return false, err
-		}
-		if first {
+		case first:
 			first = false
-			return false, g.freeze("1")
+			if err := strike(); err != nil {
+				return false, err
+			}
+			if !ev.frozen { // else it is suspended, and nothing will change
+				return false, g.freeze("1")
+			}
+		case !ev.frozen:
+			return false, nil
+		default:
+			if err := strike(); err != nil {
+				return false, err
+			}
 		}
-		return false, nil
+		return false, g.signal(unix.SIGKILL)
 	})
 	return g.survivors(ctx, err)
 }
