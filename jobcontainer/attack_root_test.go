@@ -123,7 +123,7 @@ cd /tmp; exec perl -e 'for (1..3000) { mkdir "d" or die; open F, ">f"; chdir "d"
 		t.Fatal(err)
 	}
 	// Room for a bounded number of descriptors only.
-	low := unix.Rlimit{Cur: uint64(len(before)) + depthMax + 40, Max: lim.Max}
+	low := unix.Rlimit{Cur: uint64(len(before)) + 72, Max: lim.Max}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/printable"
+	"stepd/internal/rmtree"
 	"stepd/step"
 )
 
@@ -201,7 +202,7 @@ func Remove(ctx context.Context, nodeDir string, job uint32) error {
 		defer node.Close()
 		if err = checkOwn(node); err == nil {
 			if err = unmountAt(node, jobName(job)); err == nil { // with the namespace's pin
-				err = removeTree(ctx, node, jobName(job))
+				err = rmtree.Remove(ctx, node, jobName(job))
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package pmix
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/rmtree"
 	"stepd/internal/wire"
 	"stepd/step"
 )
@@ -366,13 +368,16 @@ func (h *host) close() {
 // step with a PMIx server. It is root's: what a step's user makes lies one deeper.
 const DirName = "pmix"
 
+// removeMax bounds the removal of what a user has put into a folder.
+const removeMax = time.Minute
+
 // folder is where the library of one step keeps its files: those by which the
 // tasks find what the ranks have in common, and those by which tools find the
 // server. It lies in the run directory, which tasks with a /tmp of their own see
 // as well (jobcontainer/tmpfs, plugins that mount), and belongs to the user, in a
 // folder that is root's.
 type folder struct {
-	root *os.Root // RUN/pmix
+	all  *os.File // RUN/pmix
 	name string
 	path string
 }
@@ -384,11 +389,11 @@ func makeFolder(spec *step.Spec) (*folder, error) {
 	if err := os.Mkdir(base, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("cannot make the folder of PMIx servers: %w", err)
 	}
-	root, err := os.OpenRoot(base)
+	all, err := os.Open(base)
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the folder of PMIx servers: %w", err)
 	}
-	f := &folder{root: root, name: spec.ID.String(), path: filepath.Join(base, spec.ID.String())}
+	f := &folder{all: all, name: spec.ID.String(), path: filepath.Join(base, spec.ID.String())}
 	if err := f.make(spec.User); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make folder %q: %w", f.path, err), f.remove())
 	}
@@ -396,27 +401,28 @@ func makeFolder(spec *step.Spec) (*folder, error) {
 }
 
 func (f *folder) make(u step.User) error {
-	if err := f.root.RemoveAll(f.name); err != nil {
+	if err := f.removeAll(); err != nil {
 		return err
 	}
-	if err := f.root.Mkdir(f.name, 0o700); err != nil {
+	if err := os.Mkdir(f.path, 0o700); err != nil {
 		return err
 	}
 	// No other user may rename it meanwhile: its parent is root's.
-	dir, err := f.root.OpenFile(f.name, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Chown(int(u.UID), int(u.GID))
+	return os.Lchown(f.path, int(u.UID), int(u.GID))
+}
+
+func (f *folder) removeAll() error {
+	ctx, cancel := context.WithTimeout(context.Background(), removeMax)
+	defer cancel()
+	return rmtree.Remove(ctx, f.all, f.name)
 }
 
 // remove takes the folder away with all that the user has put there: beneath a
-// descriptor, following no link.
+// descriptor, following no link, however deep it is.
 func (f *folder) remove() error {
-	err := f.root.RemoveAll(f.name)
+	err := f.removeAll()
 	if err != nil {
 		err = fmt.Errorf("cannot remove folder %q: %w", f.path, err)
 	}
-	return errors.Join(err, f.root.Close())
+	return errors.Join(err, f.all.Close())
 }

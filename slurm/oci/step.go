@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"stepd/internal/printable"
-	"stepd/jobcontainer"
+	"stepd/internal/rmtree"
 	"stepd/step/launch"
 )
 
@@ -102,7 +102,7 @@ const removePatience = time.Minute
 func Remove(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removePatience)
 	defer cancel()
-	if err := jobcontainer.RemoveTree(ctx, dir); err != nil {
+	if err := rmtree.RemovePath(ctx, dir); err != nil {
 		return fmt.Errorf("cannot remove the containers' folder: %w", err)
 	}
 	return nil
