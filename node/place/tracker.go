@@ -83,7 +83,7 @@ func NewTracker(log *logrus.Logger, cfg Config) (node.Tracker, error) {
 	if answer.Scope {
 		t.scope = &scope{
 			name: filepath.Base(t.root.Dir()) + ".scope", slice: cfg.Cgroup.CgroupSlice, mount: answer.Mount,
-			program: cfg.Spankhost, patience: cfg.Cgroup.SystemdTimeout + scopePatience,
+			program: cfg.Spankhost, spool: cfg.Spool, patience: cfg.Cgroup.SystemdTimeout + scopePatience,
 		}
 		if cfg.IsDefault {
 			t.scope.name = scopeName
@@ -333,6 +333,7 @@ type scope struct {
 	slice   string // that it lies in, "" is systemd's own choice, system.slice
 	mount   string // of cgroup v2
 	program string // spankhost
+	spool   string
 	// patience bounds the wait for systemd.
 	patience time.Duration
 
@@ -455,6 +456,10 @@ func (s *scope) start(ctx context.Context, conn *systemd.Conn, pid int) error {
 		systemd.PropDescription("Job steps of stepd"),
 		systemd.PropSlice(cmp.Or(s.slice, "system.slice")),
 		systemd.PropPids(uint32(pid)),
+		// As noded.service: when the host goes down, steps end before what they and their
+		// stepds write to goes.
+		systemd.PropAfter("network-online.target", "network.target", "nss-user-lookup.target", "remote-fs.target"),
+		property("RequiresMountsFor", []string{s.spool}),
 		property("Delegate", true),
 		property("TasksMax", uint64(math.MaxUint64)), // users' limits are the steps'
 		property("CollectMode", "inactive-or-failed"),

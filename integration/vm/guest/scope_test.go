@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -56,6 +57,16 @@ func TestGuestScope(t *testing.T) {
 		if got := strings.TrimSpace(string(text)); err != nil || got != "cpuset cpu io memory pids" {
 			t.Errorf("%s gives its children %q (%v)", dirs[0], got, err)
 		}
+	}
+	// The steps end before what they need: units are stopped in the reverse order.
+	after := strings.Fields(systemctl(t, "show", "--value", "--property=After", scopeUnit))
+	for _, unit := range []string{"remote-fs.target", "network.target", "network-online.target", "nss-user-lookup.target"} {
+		if !slices.Contains(after, unit) {
+			t.Errorf("%s is not after %s: %q", scopeUnit, unit, after)
+		}
+	}
+	if got := systemctl(t, "show", "--value", "--property=RequiresMountsFor", scopeUnit); got != "/var/spool/stepd" {
+		t.Errorf("%s requires the mounts of %q", scopeUnit, got)
 	}
 	s := startStep(t, "a", 2)
 	s.inScope(t)
