@@ -147,9 +147,14 @@ func (h *Host) sendFDs(fds []int) error {
 
 // UserInit makes the host the user in effect, in the job's directory, and
 // calls slurm_spank_user_init.
-// opened gets the streams of StreamToEarlyPath; the files are its own.
-func (h *Host) UserInit(opened func(fd int, f *os.File)) error {
-	return h.do(cmdUserInit, nil, nil, func(r *reply) error {
+// stderr becomes the host's standard error, and stays open here; nil is what the first task
+// has. opened gets the streams of StreamToEarlyPath; the files are its own.
+func (h *Host) UserInit(stderr *os.File, opened func(fd int, f *os.File)) error {
+	var fds []int
+	if stderr != nil {
+		fds = []int{int(stderr.Fd())}
+	}
+	return h.do(cmdUserInit, nil, fds, func(r *reply) error {
 		fd := int(r.body.U32())
 		if r.kind != repStream || len(r.fds) != 1 || fd < 1 || fd > 2 || r.body.Err != nil {
 			return fmt.Errorf("internal error: spankhost answered user_init by record %d", r.kind)

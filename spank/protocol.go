@@ -11,7 +11,7 @@ import (
 // The numbers of host/protocol.h, which is their source: TestProtocolNumbers
 // reads that file and fails when one differs.
 const (
-	hostProtocolVersion = 8
+	hostProtocolVersion = 9
 
 	hostFDControl = 3
 	hostFDLog     = 4

@@ -100,6 +100,7 @@ type audience struct {
 	server *stepapi.Server
 	ends   *report.Ends
 	out    report.Output // a batch job's own output
+	user   step.User
 	batch  bool
 }
 
@@ -114,6 +115,7 @@ func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 	a := &audience{
 		Events: report.NewEvents(f, spec.Env),
 		log:    log.WithField("step", spec.ID.String()),
+		user:   spec.User,
 		batch:  spec.ID.Step == step.BatchStep,
 	}
 	a.ends = report.NewEnds(func(ranks []int, status step.ExitStatus) {
@@ -131,7 +133,7 @@ func (a *audience) Say(line string) {
 
 func (a *audience) SayTask(_ int, line string) { a.Say(line) }
 
-func (a *audience) SayTo(f *os.File) { a.out.To(f) }
+func (a *audience) SayTo(f *os.File) { a.out.To(f, a.user) }
 
 func (a *audience) TaskExited(rank int, status step.ExitStatus) { a.ends.Add(rank, status) }
 

@@ -306,6 +306,7 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	if was == taskEnded {
 		return
 	}
+	l.hookErrors.flush() // task_exit's
 	l.move(e.LocalID, taskEnded)
 	if e.Lost {
 		l.d.Accounting.TaskEnded(e)

@@ -191,9 +191,10 @@ type Step struct {
 	*suspension
 	*signals
 
-	gate gate
-	undo []undo
-	left exitHelpers
+	gate       gate
+	hookErrors hookErrors
+	undo       []undo
+	left       exitHelpers
 }
 
 // gate holds the tasks until all of them are tracked. Only Run's goroutine uses it.

@@ -150,7 +150,7 @@ type Host interface {
 	LoadStack() (problems []string, err error)
 	Init() error
 	Launch(l *launch.Launch) error
-	UserInit(opened func(fd int, f *os.File)) error
+	UserInit(stderr *os.File, opened func(fd int, f *os.File)) error
 	Fork() ([]launch.Forked, error)
 	PostFork() error
 	Wait(ended func(launch.TaskEnd), track func(localID, pid int) error) error

@@ -36,7 +36,8 @@ func (s *Step) Run(ctx context.Context) step.Record {
 // startup is the way from nothing to the open gate.
 type startup struct {
 	*Step
-	mpi launch.MPITasks
+	mpi  launch.MPITasks
+	hook *os.File // the plugins' standard error, nil where they have the first task's
 }
 
 // stage is one step of the launch.
@@ -83,6 +84,7 @@ func (l *startup) stage(ctx context.Context, st stage) error {
 	start := l.d.Now()
 	l.messages.event(eventlog.Event{Time: start, Event: eventlog.EventStageStart, Phase: st.name})
 	err := st.do(ctx)
+	l.hookErrors.flush() // before what the tasks write, and what is said of the stage
 	l.messages.span(st.name, start, err)
 	l.host.logHooks(false)
 	return err
@@ -148,6 +150,7 @@ func (l *startup) startHost(context.Context) error {
 	l.push("spankhost", func() error {
 		h.Kill()
 		err := l.host.wait()
+		l.hookErrors.flush()
 		l.host.logHooks(true)
 		return err
 	})
@@ -228,6 +231,9 @@ func (l *startup) handStreams(context.Context) error {
 			all.TaskEnv[id] = append(all.TaskEnv[id], l.mpi.TaskEnv[id]...)
 		}
 	}
+	if l.hook, err = l.hookErrors.begin(l.plan.Spec.User, all.Streams); err != nil {
+		return err
+	}
 	err = launchApps(l.plan.Spec, all)
 	all.Scripts = taskScripts(l.plan.Spec)
 	if err = errors.Join(err, l.plugins.preLaunch(all)); err == nil {
@@ -262,8 +268,12 @@ func (l *startup) openTerminal() ([]launch.TaskStream, error) {
 // the hook says is to stand in it.
 func (l *startup) userInit(context.Context) error {
 	same := l.plan.Spec.Stderr.Kind == step.StreamSame
-	return l.host.UserInit(func(fd int, f *os.File) {
+	if l.hook != nil {
+		defer l.hook.Close() // the host has its own
+	}
+	return l.host.UserInit(l.hook, func(fd int, f *os.File) {
 		if fd == 2 || same {
+			l.hookErrors.opened(f)
 			l.d.Audience.SayTo(f)
 		} else {
 			f.Close()
@@ -327,6 +337,7 @@ func (l *startup) openGate(context.Context) error {
 // It reports who did it and returns nil only where the tasks may run on: an
 // optional plugin died after the gate.
 func (s *Step) hostDied() error {
+	s.hookErrors.flush()
 	plugin, err := s.host.died()
 	if !s.gate.opened || plugin == nil || plugin.Required {
 		s.messages.sayError(err.Error())

@@ -189,7 +189,7 @@ func (a *audience) SayTask(rank int, line string) {
 	}
 }
 
-func (a *audience) SayTo(f *os.File) { a.out.To(f) }
+func (a *audience) SayTo(f *os.File) { a.out.To(f, a.d.spec.User) }
 
 func (a *audience) TaskExited(rank int, status step.ExitStatus) {
 	if a.exited == nil {

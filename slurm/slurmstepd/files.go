@@ -93,21 +93,11 @@ func (f *stderrFiles) write(lines <-chan fileLine) {
 		if err == nil && path == "" {
 			continue
 		}
-		if err != nil || f.append(path, l.text) != nil {
+		// It is opened for each message: a step has few, and perhaps as many files.
+		if err != nil || f.opener.Append(path, l.text+"\n") != nil {
 			f.otherwise(l.text)
 		}
 	}
-}
-
-// append opens the file for each message: a step has few, and perhaps as many files.
-func (f *stderrFiles) append(path, text string) error {
-	file, err := f.opener.Open(path, true)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	_, err = file.WriteString(text + "\n")
-	return err
 }
 
 // filePatience is how long the last messages may take to their files.

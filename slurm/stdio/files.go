@@ -69,15 +69,18 @@ func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
 	return data, nil
 }
 
-// Open opens a file of the user's to write to: a regular one, or /dev/null. It is made, and
-// emptied where appends is false. The name is resolved as the user, without a capability, and
-// the error wraps the errno.
-func (o Opener) Open(path string, appends bool) (f *os.File, err error) {
-	err = o.as(func() error {
-		f, err = openFile(path, appends)
+// Append adds text to a file of the user's: a regular one, or /dev/null, which is made where there
+// is none. All of it is done as the user, without a capability, and the error wraps the errno.
+func (o Opener) Append(path, text string) error {
+	return o.as(func() error {
+		f, err := openFile(path, true)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		_, err = f.WriteString(text)
 		return err
 	})
-	return f, err
 }
 
 // as calls do as the user.

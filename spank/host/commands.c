@@ -85,20 +85,23 @@ static void command_init(struct host *h, struct reader *args, struct outcome *ou
 		stack_call(h, HOOK_INIT_POST_OPT, NO_RANK, out);
 }
 
-/* What plugins write to standard error reaches the user from here to the last task's end. */
-static bool stderr_of_rank0(struct host *h, struct outcome *out)
+/* What plugins write to standard error reaches the user from here to the last task's end: by
+ * own, where that is not -1. */
+static bool stderr_of_rank0(struct host *h, int own, struct outcome *out)
 {
 	struct stream s = step_stream(&h->step, 0, 2);
 
 	if (s.kind == STREAM_SAME)
 		s = step_stream(&h->step, 0, 1);
 	bool handed = s.kind == STREAM_FD || s.kind == STREAM_TERMINAL;
-	if (dup2(handed ? h->fds[s.index] : h->null, 2) < 0)
+	if (own < 0)
+		own = handed ? h->fds[s.index] : h->null;
+	if (dup2(own, 2) < 0)
 		return fail(out, errno, "cannot take the first task's standard error");
 	return true;
 }
 
-static void command_user_init(struct host *h, struct outcome *out)
+static void user_init(struct host *h, int own_stderr, struct outcome *out)
 {
 	int error;
 
@@ -106,7 +109,7 @@ static void command_user_init(struct host *h, struct outcome *out)
 		return; /* nothing of it is the user's */
 	if (user_drop(h, out)) {
 		bool there = user_chdir(&h->cfg, &error);
-		bool ready = stdio_open_early(h, out) && stderr_of_rank0(h, out);
+		bool ready = stdio_open_early(h, out) && stderr_of_rank0(h, own_stderr, out);
 
 		if (ready && !there) {
 			h->chdir_failed = true;
@@ -118,6 +121,15 @@ static void command_user_init(struct host *h, struct outcome *out)
 	user_reclaim(out);
 	if (chdir("/") < 0)
 		fail(out, errno, "cannot change directory to \"/\"");
+}
+
+static void command_user_init(struct host *h, int *fds, size_t nfds, struct outcome *out)
+{
+	if (nfds <= 1)
+		user_init(h, nfds == 1 ? fds[0] : -1, out);
+	else
+		fail(out, EPROTO, "user_init takes one descriptor");
+	close_all(fds, nfds);
 }
 
 static void command_post_fork(struct host *h, struct outcome *out)
@@ -179,7 +191,7 @@ static const struct rule *rule_of(uint32_t cmd)
 		[CMD_INIT] = {CMD_LOAD, ALL_CONTEXTS, .args = true},
 		[CMD_FDS] = {CMD_SETUP, IN(S_CTX_REMOTE), .again = true, .fds = true},
 		[CMD_STEP] = {CMD_SETUP, IN(S_CTX_REMOTE), .fds = true},
-		[CMD_USER_INIT] = {CMD_INIT, IN(S_CTX_REMOTE)},
+		[CMD_USER_INIT] = {CMD_INIT, IN(S_CTX_REMOTE), .fds = true},
 		[CMD_FORK] = {CMD_USER_INIT, IN(S_CTX_REMOTE)},
 		[CMD_POST_FORK] = {CMD_FORK, IN(S_CTX_REMOTE)},
 		[CMD_WAIT] = {CMD_USER_INIT, IN(S_CTX_REMOTE), .again = true},
@@ -218,7 +230,7 @@ static bool command_remote(struct host *h, uint32_t cmd, int *fds, size_t nfds, 
 		command_step(h, fds, nfds, out);
 		break;
 	case CMD_USER_INIT:
-		command_user_init(h, out);
+		command_user_init(h, fds, nfds, out);
 		break;
 	case CMD_FORK:
 		command_fork(h, out);

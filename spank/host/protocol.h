@@ -58,7 +58,7 @@
 
 /* The comments are columns, and a test reads a constant a line. */
 /* clang-format off */
-#define HOST_PROTOCOL_VERSION 8
+#define HOST_PROTOCOL_VERSION 9
 
 #define HOST_FD_CONTROL 3
 #define HOST_FD_LOG 4
@@ -80,6 +80,7 @@ enum host_cmd {
 	CMD_INIT = 3, /* u32 count, u8 keep[count]: 0 leaves the plugin out of the stack */
 	CMD_FDS = 4,  /* descriptors, appended to the table */
 	CMD_STEP = 5, /* fds: step memfd (TLV with TAG_STREAM, TAG_TASK_ENV, TAG_TASK_FD, TAG_ENV_SET, TAG_MEM_POLICY) */
+	/* fd: standard error till EXIT, where it is not to be what the first task has. */
 	CMD_USER_INIT = 6,
 	CMD_FORK = 7,
 	CMD_POST_FORK = 8,

@@ -2,8 +2,12 @@ package report
 
 import (
 	"os"
+	"runtime"
 	"sync"
 	"time"
+
+	"stepd/internal/linux"
+	"stepd/step"
 )
 
 // Output writes lines to a user's file without ever being held up by it: a FIFO may have no
@@ -24,8 +28,9 @@ const (
 	outputPatience = time.Second
 )
 
-// To gives it the file, which becomes its own. A second file is closed.
-func (o *Output) To(f *os.File) {
+// To gives it the file, which becomes its own. A second file is closed. It is written to as the
+// user, who has chosen it: some files act by the rights of the process that writes to them.
+func (o *Output) To(f *os.File, user step.User) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.lines != nil {
@@ -33,16 +38,20 @@ func (o *Output) To(f *os.File) {
 		return
 	}
 	o.lines, o.done = make(chan string, outputLines), make(chan struct{})
-	go o.write(f, o.lines) // ends with Close, or with the process where the file hangs
+	go o.write(f, user, o.lines) // ends with Close, or with the process where the file hangs
 	for _, line := range o.before {
 		o.lines <- line
 	}
 	o.before = nil
 }
 
-func (o *Output) write(f *os.File, lines <-chan string) {
+func (o *Output) write(f *os.File, user step.User, lines <-chan string) {
 	defer close(o.done)
 	defer f.Close()
+	runtime.LockOSThread() // which ends with it
+	if (linux.User{UID: user.UID, GID: user.GID, Groups: user.Groups}).Become() != nil {
+		return // the log has the lines still
+	}
 	for line := range lines {
 		if _, err := f.WriteString(line + "\n"); err != nil {
 			return // a full disk is the user's

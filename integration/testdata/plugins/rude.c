@@ -3,7 +3,8 @@
  * A plugin that misbehaves on order. Arguments of its plugstack line:
  *
  *   hook=NAME   where to misbehave ("task_init"); everywhere else it returns 0
- *   do=WHAT     what to do there: "say" something, "print" it, "fail", or one of misdeeds.h
+ *   do=WHAT     what to do there: "say" something, "print" it, "complain" on standard error
+ *               alone, "fail", or one of misdeeds.h
  *   rank=N      only for this task
  *   mark=FILE   append "TAG HOOK RANK" to FILE in every hook
  *   tag=TEXT    the name in those marks
@@ -111,6 +112,8 @@ static int visit(const char *hook, spank_t sp, int ac, char **av)
 		return say();
 	if (strcmp(what, "print") == 0)
 		return printf("printed in %s\n", hook) < 0; /* and does not flush it */
+	if (strcmp(what, "complain") == 0)
+		return fprintf(stderr, "complained in %s\n", hook) < 0;
 	if (strcmp(what, "fail") == 0)
 		return -1;
 	return misbehave(what, sp, ac, av);
