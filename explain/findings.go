@@ -170,6 +170,8 @@ func (e *explainer) unstarted() {
 		switch {
 		case k.stage == "exec" && len(e.rec.Command) > 0:
 			text = fmt.Sprintf("%s never ran: cannot execute %q", g.who(), cmp.Or(programOf(k.object), e.rec.Command[0]))
+		case k.stage == "stdio" && k.object == "" && k.errno == 0:
+			text = fmt.Sprintf("%s never ran: the step was ended while the files of its standard streams were opened", g.who())
 		case k.stage == "stdio" && k.object != "":
 			text = fmt.Sprintf("%s never ran: cannot open the file %q of a standard stream", g.who(), k.object)
 		}

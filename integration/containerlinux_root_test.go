@@ -101,7 +101,9 @@ func TestRootLinuxContainer(t *testing.T) {
 		if r := p.wait(t); r.code != 137 {
 			t.Errorf("its tasks end with it: %v", r)
 		}
-		n.ended(t, st.id())
+		if r := n.ended(t, st.id()).Reason; !strings.HasPrefix(r, "process 1 of the job's pid namespace was killed") {
+			t.Errorf("the reason is %q", r)
+		}
 		n.checkClean(t)
 		emptyBase(t, base)
 	})

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/step/launch"
 )
 
 // spankhostBeside is the program of the last make.
@@ -140,7 +142,7 @@ func TestRootKeeperAfterRestart(t *testing.T) {
 		t.Errorf("after the restart: %q", got)
 	}
 	waitGone(t, keepers[1])
-	if _, err := second.Join(2); !errors.Is(err, errKeeperGone) || !strings.Contains(err.Error(), "job 2") {
+	if _, err := second.Join(2); !errors.Is(err, launch.ErrInitGone) || !strings.Contains(err.Error(), "job 2") {
 		t.Errorf("the job whose process 1 was killed: %v", err)
 	}
 	if err := second.Create(t.Context(), 2, testUser); err != nil {

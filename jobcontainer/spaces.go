@@ -17,6 +17,7 @@ import (
 
 	"stepd/internal/linux"
 	"stepd/internal/printable"
+	"stepd/step/launch"
 )
 
 // spaces are the namespaces of job_container/linux beside the mount namespace.
@@ -114,13 +115,10 @@ func openSpaces(dir *os.File) (*spaces, error) {
 	return s, nil
 }
 
-// errKeeperGone ends the use of a pid namespace: no process can be born in it.
-var errKeeperGone = errors.New("process 1 of its pid namespace has ended: it was killed")
-
 // usable says why nothing can be started in the spaces.
 func (s *spaces) usable() error {
 	if s.pid != nil && (s.keeper == nil || !s.keeper.alive()) {
-		return errKeeperGone
+		return launch.ErrInitGone
 	}
 	return nil
 }
@@ -340,11 +338,12 @@ func (k *keeper) drop() {
 	unix.Close(k.pidfd)
 }
 
-// alive reports whether the namespace can take processes still.
+// alive reports whether the namespace can take processes still. A process 1 that was killed ends
+// after all others in there, and before that it kills them.
 func (k *keeper) alive() bool {
-	p := []unix.PollFd{{Fd: int32(k.pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(p, 0)
-	return err == nil && n == 0
+	ending := linux.IsExiting(k.pid)
+	exited, err := linux.PidfdExited(k.pidfd) // else the number is its own still
+	return err == nil && !exited && !ending
 }
 
 // close forgets the keeper, which goes on.

@@ -5,13 +5,17 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/node/health"
 	"stepd/node/scripts"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // finish comes after stepd's exit: it finds the result, or makes one that says
@@ -64,7 +68,11 @@ func (f *follower) dieWith(reason string, state step.State, code int) {
 		}
 		reason += "; " + err.Error()
 	}
-	deadRecord(rec, reason, state, time.Now())
+	now := time.Now()
+	if err := f.n.spool.LoseTasks(rec, now); err != nil {
+		f.log.Warnf("%v", err)
+	}
+	deadRecord(rec, reason, state, now)
 	rec.ExitCode = &code
 	if err := f.n.spool.LogEnd(rec); err != nil {
 		f.log.Warnf("%v", err)
@@ -89,13 +97,19 @@ func (f *follower) leftUsage() *step.StepUsage {
 // were killed, but how each ended is not known, and is not made up.
 func deadRecord(rec *step.Record, reason string, state step.State, now time.Time) {
 	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = state, reason, new(1), nil, &now
-	for i := range rec.Tasks {
-		switch t := &rec.Tasks[i]; t.State {
-		case step.TaskRunning:
-			t.State = step.TaskExited
-		case step.TaskPending, step.TaskStarting:
-			t.State = step.TaskFailed
-		}
+}
+
+// blameInit names the cause where the tasks were killed with process 1 of their job's pid
+// namespace: stepd sees their ends alone.
+func (f *follower) blameInit(rec *step.Record) {
+	killed := func(t step.Task) bool { return t.Signal != nil && *t.Signal == int(unix.SIGKILL) }
+	if rec.State != step.Failed || len(rec.OOM) > 0 || !slices.ContainsFunc(rec.Tasks, killed) {
+		return
+	}
+	ns, err := f.n.cfg.Containers.Join(f.id.Job)
+	ns.Close()
+	if errors.Is(err, launch.ErrInitGone) {
+		rec.Reason = "process 1 of the job's pid namespace was killed, and all of its processes with it; " + rec.Reason
 	}
 }
 

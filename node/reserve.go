@@ -12,6 +12,7 @@ import (
 
 	"stepd/api"
 	"stepd/api/stepapi"
+	"stepd/eventlog"
 	"stepd/internal/child"
 	"stepd/internal/linux"
 	"stepd/node/scripts"
@@ -347,7 +348,9 @@ func (f *follower) giveBack(why string) {
 	f.log.Infof("giving the reservation back: %s", why)
 	f.unreserve().close(f.n.spool)
 	rec := f.record()
-	deadRecord(rec, why, step.Cancelled, time.Now())
+	now := time.Now()
+	eventlog.LoseTasks(rec, nil, now)
+	deadRecord(rec, why, step.Cancelled, now)
 	if err := f.n.spool.LogEnd(rec); err != nil {
 		f.log.Warnf("%v", err)
 	}

@@ -265,6 +265,8 @@ type killer struct {
 	suspension *suspension
 
 	escaped map[int]bool // reported
+	// struck: a task lived when the step's end was to end it.
+	struck bool
 }
 
 // terminate sends SIGTERM, and SIGCONT so that stopped processes hear it. It returns how
@@ -272,6 +274,7 @@ type killer struct {
 // wake it would give it KillWait on a node that it was to leave alone. So does one that
 // uses too much memory.
 func (k *killer) terminate() (seconds int) {
+	k.struck = k.tasks.living()
 	if c := k.causes.endedBy(); k.suspension.end() || c.kind == byMemory || c.kill {
 		return 0
 	}

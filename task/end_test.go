@@ -61,6 +61,25 @@ func TestUnkillable(t *testing.T) {
 	}
 }
 
+// TestUnkillableBeforeExec: a task that hangs in the kernel before its exec, as in the opening
+// of its output on a file server that is gone, has not ended well when its step is cancelled.
+func TestUnkillableBeforeExec(t *testing.T) {
+	r := newRig(t)
+	r.fail["kill"] = &launch.SurvivorsError{Where: "w", Total: 1, Cause: context.DeadlineExceeded}
+	r.places[0] = launch.HostPlace{Plugin: -1, Stage: "stdio"}
+	over := make(chan struct{})
+	r.during["wait"] = func() { r.st.Cancel("enough"); <-over }
+	r.ends = nil
+	rec := r.run(t)
+	close(over)
+	if rec.State != step.Cancelled || *rec.ExitCode != 1 || !strings.HasPrefix(rec.Reason, "enough; ") {
+		t.Errorf("%s, %d, %q", rec.State, *rec.ExitCode, rec.Reason)
+	}
+	if task := rec.Tasks[0]; task.State != step.TaskFailed || task.Stage != "stdio" || task.ExitCode != nil {
+		t.Errorf("the task: %+v", task)
+	}
+}
+
 // A daemon that does not die is not the tasks' fault.
 func TestUnkillableDaemon(t *testing.T) {
 	r := newRig(t)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -260,14 +261,14 @@ func (t *teardown) verdict(rec *step.Record, floor int) verdict {
 	tasks.code, tasks.signal, worst = worstTask(rec.Tasks)
 	first, failed := t.causes.get()
 	if first != nil {
-		if v, counts := t.endedAs(rec, first, tasks); counts {
+		v, counts := t.endedAs(rec, first, tasks)
+		if !counts && failed != nil && (tasks.code == 0 || first.kind != byBadExit) {
+			// The first cause has ended nothing, and this one has.
+			v, counts = t.endedAs(rec, failed, tasks)
+		}
+		if counts {
 			return v
 		}
-	}
-	if failed != nil && tasks.code == 0 {
-		// The first cause has ended nothing, and this one has.
-		v, _ := t.endedAs(rec, failed, tasks)
-		return v
 	}
 	switch {
 	case len(rec.OOM) > 0:
@@ -275,9 +276,12 @@ func (t *teardown) verdict(rec *step.Record, floor int) verdict {
 		tasks.state = step.OutOfMemory
 		return tasks
 	case tasks.code != 0:
-		if st := rec.Tasks[worst].Status; st != nil { // else the lost status is the reason already
+		switch st := rec.Tasks[worst].Status; {
+		case st != nil:
 			firstReason(rec, fmt.Sprintf("task %d: %s", t.plan.Ranks[worst], st.Describe()))
-		}
+		case rec.Tasks[worst].State == step.TaskFailed:
+			firstReason(rec, fmt.Sprintf("task %d never ran its command", t.plan.Ranks[worst]))
+		} // else the lost status is the reason already
 		tasks.state = step.Failed
 		return tasks
 	case floor > 0:
@@ -309,8 +313,9 @@ func (t *teardown) endedAs(rec *step.Record, c *cause, tasks verdict) (v verdict
 		}
 		v.code = max(v.code, 1)
 	case byRequest, byHost:
-		if v.code == 0 && t.gate.opened {
-			return v, false // all tasks had ended well: it has ended nothing
+		hit := t.killer.struck || v.signal != nil && t.causes.terminated(syscall.Signal(*v.signal))
+		if t.gate.opened && (v.code == 0 || !hit) {
+			return v, false // all tasks had ended, or end well: it has ended nothing
 		}
 		if v.state = step.Cancelled; !t.gate.opened {
 			v.code, v.signal = 1, nil // no task has run
@@ -409,6 +414,8 @@ func worstTask(tasks []step.Task) (code int, signal *int, at int) {
 			c = *t.ExitCode
 		case t.State == step.TaskExited:
 			c = 1 // its status was lost with the host
+		case t.State == step.TaskFailed:
+			c = 1 // it has never run its command
 		case t.State == step.TaskRunning:
 			c = 1 // it does not die
 		}

@@ -39,6 +39,7 @@ type rig struct {
 	during  map[string]func() // by call, before it returns
 	ends    []launch.TaskEnd  // what Wait tells
 	places  map[int]launch.HostPlace
+	zombies bool  // the tasks have ended when they are looked at
 	left    []int // PIDs
 	kept    int   // helpers of the exit hooks
 	hooks   []launch.HookTime
@@ -171,7 +172,7 @@ func (h fakeHost) Launch(l *launch.Launch) error {
 	h.r.launch = l
 	return h.r.note("launch")
 }
-func (h fakeHost) UserInit(func(int, *os.File)) error {
+func (h fakeHost) UserInit(*os.File, func(int, *os.File)) error {
 	return h.r.note("user_init")
 }
 
@@ -197,7 +198,11 @@ func (h fakeHost) Fork() ([]launch.Forked, error) {
 			return nil, err
 		}
 		unix.Close(p[1])
-		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		ended := uint(0)
+		if h.r.zombies {
+			ended = 1
+		}
+		fd, err := unix.Eventfd(ended, unix.EFD_CLOEXEC)
 		if err != nil {
 			return nil, err
 		}
@@ -567,6 +572,18 @@ func TestCancel(t *testing.T) {
 		evict, sig := slices.Index(r.calls, "evict"), slices.Index(r.calls, "signal SIGTERM")
 		if evict < 0 || evict > sig {
 			t.Errorf("the host was not moved out before the signal: %v", r.calls)
+		}
+	})
+	t.Run("when the tasks have ended", func(t *testing.T) {
+		r := newRig(t)
+		r.zombies = true
+		term := make(chan struct{})
+		r.during["signal SIGTERM"] = func() { close(term) }
+		r.during["wait"] = func() { r.st.Cancel("the client went away"); <-term }
+		r.ends[0].Status = step.ExitedWith(7)
+		rec := r.run(t)
+		if rec.State != step.Failed || *rec.ExitCode != 7 || rec.Reason != "task 0: Exited with exit code 7" {
+			t.Errorf("%s, %d, %q", rec.State, *rec.ExitCode, rec.Reason)
 		}
 	})
 	for name, c := range map[string]struct {

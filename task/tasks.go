@@ -157,6 +157,18 @@ func (t *taskTable) each(f func(id, pidfd int)) {
 	}
 }
 
+// living reports whether the process of a task lives.
+func (t *taskTable) living() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, fd := range t.pidfds {
+		if exited, err := linux.PidfdExited(fd); err != nil || !exited {
+			return true
+		}
+	}
+	return false
+}
+
 // signal sends sig to one task, if it lives.
 func (t *taskTable) signal(id int, sig syscall.Signal) {
 	t.mu.Lock()

@@ -189,7 +189,7 @@ func (s *Step) destroy() error {
 // now. The statuses that the host left behind are with the reaper;
 // one that is not known stays unknown.
 func (t *teardown) settleTasks() {
-	if !t.host.is(hostDead) && t.gate.opened {
+	if !t.host.is(hostDead) && t.gate.opened && !t.killing.givenUp {
 		return // the host has reported all
 	}
 	for e, ok := t.tasks.orphan(); ok; e, ok = t.tasks.orphan() {
@@ -207,6 +207,9 @@ func (t *teardown) settleTasks() {
 				}
 			case step.TaskStarting, step.TaskPending:
 				task.State = step.TaskFailed
+				if i < len(t.tasks.list) && t.host.Host != nil {
+					task.Stage = t.host.Where(i).Stage // one that was not forked has none
+				}
 			}
 		}
 	})

@@ -107,7 +107,7 @@ func (a Archive) Lose(known *step.Record, reason string) error {
 		}
 		rec = *written
 	}
-	f, err := linux.OpenBeneath(string(a), known.ID.String()+eventsEnd, os.O_WRONLY|os.O_APPEND, 0)
+	f, err := linux.OpenBeneath(string(a), known.ID.String()+eventsEnd, os.O_RDWR|os.O_APPEND, 0)
 	if err != nil {
 		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
 	}
@@ -117,6 +117,7 @@ func (a Archive) Lose(known *step.Record, reason string) error {
 		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
 	}
 	now := time.Now()
+	eventlog.LoseTasks(&rec, f, now)
 	text := []byte("\n") // the daemon's last line may have no end
 	for _, e := range []eventlog.Event{
 		{Event: eventlog.EventKill, Text: reason},

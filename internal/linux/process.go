@@ -52,6 +52,20 @@ func parseStart(stat []byte) (uint64, error) {
 	return strconv.ParseUint(fields[22-3], 10, 64)
 }
 
+// exiting is the kernel's PF_EXITING, of field 9 of /proc/PID/stat.
+const exiting = 0x4
+
+// IsExiting reports whether a process exists that is on its way out and no zombie yet.
+func IsExiting(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, f := ParseStat(stat)
+	if err != nil || len(f) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(f[9-3], 10, 64)
+	return err == nil && flags&exiting != 0
+}
+
 // ParseStat splits /proc/PID/stat (proc_pid_stat(5)) into the process's name and the fields
 // behind it, of which the first is field 3, the state. The name is under the user's control
 // and may hold anything, ')' and blanks included; no field behind it has a parenthesis.

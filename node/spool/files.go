@@ -2,6 +2,7 @@ package spool
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/eventlog"
 	"stepd/internal/linux"
+	"stepd/internal/rmtree"
 	"stepd/step"
 )
 
@@ -84,18 +86,23 @@ func (s *Spool) removeForgotten(ids []step.ID) {
 	}
 }
 
+// removeMax bounds the removal of what a user has filled.
+const removeMax = time.Minute
+
 // RemoveBelow removes name and all below it from a directory of ours, following no
 // link; a missing name, or directory, is fine.
 func RemoveBelow(dir, name string) error {
-	root, err := os.OpenRoot(dir)
+	d, err := os.Open(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("cannot open directory: %w", err)
 	}
-	defer root.Close()
-	if err := root.RemoveAll(name); err != nil {
+	defer d.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), removeMax)
+	defer cancel()
+	if err := rmtree.Remove(ctx, d, name); err != nil {
 		return fmt.Errorf("cannot remove %q: %w", filepath.Join(dir, name), err)
 	}
 	return nil
@@ -351,6 +358,27 @@ func writeEvents(log *os.File, events ...eventlog.Event) error {
 	if _, err := log.Write(b); err != nil {
 		return fmt.Errorf("cannot write event log: %w", err)
 	}
+	return nil
+}
+
+// LoseTasks gives the tasks of a step whose stepd has died their ends, with what its event log has.
+func (s *Spool) LoseTasks(rec *step.Record, now time.Time) error {
+	own := *rec // this call's, which may last longer than its caller waits
+	own.Tasks = slices.Clone(rec.Tasks)
+	err := s.Do(func() error {
+		log, err := s.open(s.Events(own.ID), os.O_RDONLY)
+		if err != nil {
+			return fmt.Errorf("cannot open event log: %w", err)
+		}
+		defer log.Close()
+		eventlog.LoseTasks(&own, log, now)
+		return nil
+	})
+	if err != nil {
+		eventlog.LoseTasks(rec, nil, now)
+		return err
+	}
+	rec.Tasks = own.Tasks
 	return nil
 }
 

@@ -201,6 +201,9 @@ type FaultError struct{ Err error }
 func (e *FaultError) Error() string { return e.Err.Error() }
 func (e *FaultError) Unwrap() error { return e.Err }
 
+// ErrInitGone ends the use of a job's pid namespace: no process can be born in it.
+var ErrInitGone = errors.New("process 1 of its pid namespace has ended: it was killed")
+
 // Namespaces are the namespaces of a job's container; a nil file is the node's own.
 type Namespaces struct {
 	Mount *os.File // what its processes see of the file systems; nil: no container
