@@ -8,7 +8,7 @@ import (
 	"stepd/step"
 )
 
-// TestLoseTasks: a task that has exec'd is EXITED, whoever knew of it, one that was never exec'd
+// TestLoseTasks: a task that has exec'd is EXITED, and one that was never exec'd
 // is FAILED, and no end is made up.
 func TestLoseTasks(t *testing.T) {
 	begun := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)

@@ -5,17 +5,13 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"stepd/node/health"
 	"stepd/node/scripts"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
-	"stepd/step/launch"
 )
 
 // finish comes after stepd's exit: it finds the result, or makes one that says
@@ -97,20 +93,6 @@ func (f *follower) leftUsage() *step.StepUsage {
 // were killed, but how each ended is not known, and is not made up.
 func deadRecord(rec *step.Record, reason string, state step.State, now time.Time) {
 	rec.State, rec.Reason, rec.ExitCode, rec.Signal, rec.Ended = state, reason, new(1), nil, &now
-}
-
-// blameInit names the cause where the tasks were killed with process 1 of their job's pid
-// namespace: stepd sees their ends alone.
-func (f *follower) blameInit(rec *step.Record) {
-	killed := func(t step.Task) bool { return t.Signal != nil && *t.Signal == int(unix.SIGKILL) }
-	if rec.State != step.Failed || len(rec.OOM) > 0 || !slices.ContainsFunc(rec.Tasks, killed) {
-		return
-	}
-	ns, err := f.n.cfg.Containers.Join(f.id.Job)
-	ns.Close()
-	if errors.Is(err, launch.ErrInitGone) {
-		rec.Reason = "process 1 of the job's pid namespace was killed, and all of its processes with it; " + rec.Reason
-	}
 }
 
 // prologExitCode is the exit code of a step whose job's prolog has failed, as

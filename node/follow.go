@@ -376,7 +376,7 @@ func (f *follower) taskExit(m *stepapi.Msg) {
 // then stepd gets no Ack and leaves its result file for the next noded.
 func (f *follower) settle(rec *step.Record) (stored bool) {
 	endExtern(rec)
-	f.blameInit(rec)
+	f.n.places.blameInit(rec)
 	if rec.Ended == nil {
 		now := time.Now()
 		rec.Ended = &now

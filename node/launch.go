@@ -560,3 +560,17 @@ func (p *places) confineJob(j *job, plan *launch.LimitPlan) error {
 
 // localGres reports whether a step numbers its devices from 0: it sees no others.
 func (p *places) localGres() bool { return p.Limits != nil && p.Limits.Devices() }
+
+// blameInit names the cause where the tasks were killed with process 1 of their job's pid
+// namespace: stepd sees their ends alone.
+func (p *places) blameInit(rec *step.Record) {
+	killed := func(t step.Task) bool { return t.Signal != nil && *t.Signal == int(unix.SIGKILL) }
+	if rec.State != step.Failed || len(rec.OOM) > 0 || !slices.ContainsFunc(rec.Tasks, killed) {
+		return
+	}
+	ns, err := p.Containers.Join(rec.ID.Job)
+	ns.Close()
+	if errors.Is(err, launch.ErrInitGone) {
+		rec.Reason = "process 1 of the job's pid namespace was killed, and all of its processes with it; " + rec.Reason
+	}
+}
