@@ -371,7 +371,11 @@ func (s *Spool) LoseTasks(rec *step.Record, now time.Time) error {
 			return fmt.Errorf("cannot open event log: %w", err)
 		}
 		defer log.Close()
-		eventlog.LoseTasks(&own, log, now)
+		st, err := log.Stat()
+		if err != nil {
+			return fmt.Errorf("cannot read event log: %w", err)
+		}
+		eventlog.LoseTasks(&own, io.NewSectionReader(log, 0, st.Size()), now)
 		return nil
 	})
 	if err != nil {
