@@ -48,3 +48,16 @@ func FuzzVisible(f *testing.F) {
 		}
 	})
 }
+
+// TestClean: a message of stepctl's moves no cursor, whatever a file's name has.
+func TestClean(t *testing.T) {
+	for in, want := range map[string]string{
+		"cannot open \"a\": no\n\tsuch file":  "cannot open \"a\": no\n\tsuch file",
+		"open \x1b[2J\x07\r\u202e\u009bx: no": "open ?[2J????x: no",
+		"open Größe\xff日本: no":                "open Größe?日本: no",
+	} {
+		if got := clean(in); got != want {
+			t.Errorf("clean(%q) = %q, want %q", in, got, want)
+		}
+	}
+}

@@ -73,8 +73,19 @@ func Exit(code int, err error) error {
 	return err
 }
 
-// Say writes one line of stepctl's own to stderr.
-func Say(format string, args ...any) { SayLine("stepctl: " + fmt.Sprintf(format, args...)) }
+// Say writes one line of stepctl's own to stderr, or several.
+func Say(format string, args ...any) { SayLine("stepctl: " + clean(fmt.Sprintf(format, args...))) }
+
+// clean is a message in which nothing controls the terminal: the names of files, and what errors
+// say of them, are what any user has made of them.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r != '\n' && r != '\t' && (printable.Control(r) || r == utf8.RuneError) {
+			return '?'
+		}
+		return r
+	}, text)
+}
 
 // rawLines is set while the terminal is raw: a line needs its carriage returns then.
 var rawLines atomic.Bool
