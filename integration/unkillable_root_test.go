@@ -192,6 +192,31 @@ func TestRootUnkillable(t *testing.T) {
 	n.freed(t)
 }
 
+// TestRootUnkillableOutput: a task that hangs in the opening of its output has not run, and a
+// cancel of its step does not make it a success.
+func TestRootUnkillableOutput(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, site{Slurm: quickKill})
+	h := n.mountHang(t)
+	p := n.start(t, call{args: []string{"run", "-o", filepath.Join(h.dir, "lost"), "true"}})
+	id := n.running(t).id()
+	eventually(t, callTimeout, "the opening", func() error {
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", *n.show(t, id).Tasks[0].PID)); string(b) != "request_wait_answer" {
+			return fmt.Errorf("it waits in %q, %v", b, err)
+		}
+		return nil
+	})
+	ok(t, "cancel", n.ctl(t, "cancel", id))
+	r := p.wait(t)
+	doc := n.ended(t, id)
+	if r.code != 1 || doc.State != "CANCELLED" || doc.Tasks[0].State != "FAILED" || doc.Tasks[0].ExitCode != nil {
+		t.Errorf("run: %v; record %+v", r, doc)
+	}
+	contains(t, "explain", n.ctl(t, "explain", id).out, "rank 0 never ran: the step was ended while the files of its standard streams were opened")
+	h.end()
+	n.freed(t)
+}
+
 // TestRootUnkillableByDescent: without cgroups, and without stepd, the processes
 // that were left are known by number and start time.
 func TestRootUnkillableByDescent(t *testing.T) {
