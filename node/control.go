@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"syscall"
 	"time"
 
 	"stepd/api"
@@ -21,6 +22,10 @@ import (
 func (n steps) Signal(ctx context.Context, ref api.StepRef, signal int, scope string) error {
 	return n.tell(ref, "signal", func(f *follower) error {
 		_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
+		if errors.Is(err, errSilent) && syscall.Signal(signal) == syscall.SIGKILL {
+			endSilent(f, "killed by SIGKILL")
+			return nil
+		}
 		return err
 	})
 }
@@ -114,6 +119,10 @@ func (f *follower) cancel(ctx context.Context, reason string) error {
 	}
 	f.mu.Unlock()
 	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
+	if errors.Is(err, errSilent) {
+		endSilent(f, reason)
+		return nil
+	}
 	return err
 }
 
@@ -123,10 +132,15 @@ const askMax = 10 * time.Second
 // ask connects to the step's socket as a tool, on behalf of a client that
 // was authorised, and sends one request. It returns stepd's answer.
 func (f *follower) ask(ctx context.Context, m *stepapi.Msg) (*stepapi.Msg, error) {
+	return askWithin(ctx, f, m, f.n.askMax)
+}
+
+// askWithin is ask that waits for so long.
+func askWithin(ctx context.Context, f *follower, m *stepapi.Msg, patience time.Duration) (*stepapi.Msg, error) {
 	if !f.hasStepd() {
 		return nil, errors.New("the step was not started yet")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, askMax, fmt.Errorf("stepd does not answer within %v", askMax))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w within %v", errSilent, patience))
 	defer cancel()
 	c, err := stepapi.DialDir(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id))
 	if err != nil {

@@ -19,8 +19,12 @@ import (
 func (f *follower) finish() {
 	ending := f.proc.Ending() // reaps
 	ending = cmp.Or(f.foreign, ending)
+	state := step.Failed
+	if f.unanswered != "" {
+		ending, state = f.unanswered, step.Cancelled
+	}
 	if !f.is(stepSettled) {
-		f.settleWithout(ending, step.Failed)
+		f.settleWithout(ending, state)
 	}
 	f.cleanup()
 }

@@ -38,6 +38,10 @@ type follower struct {
 	// then that it is not of this release, "" where it is.
 	known, launched bool
 	foreign         string
+	// unanswered is why the loop has killed a stepd that did not answer, "" if it did not; doomed
+	// tells the loop to do so (endSilent).
+	unanswered string
+	doomed     chan string
 
 	mu    sync.Mutex
 	rec   step.Record // guarded by mu; only the owner changes it
@@ -48,6 +52,7 @@ type follower struct {
 	cancelled string
 	suspendBy *uint32
 	orphaned  bool
+	silent    bool // guarded by mu: endSilent waits
 	// claimed is closed when a reservation is launched or given back.
 	claimed chan struct{}
 	res     *reservation    // the owner's, until the launch; nil after it
@@ -136,6 +141,7 @@ const (
 func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
 	met, moved, stored := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	return &follower{
+		doomed: make(chan string, 1), // size 1: the loop may have ended
 		stored: stored, storedIs: sync.OnceFunc(func() { close(stored) }),
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
@@ -251,6 +257,11 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 				f.log.Errorf("cannot kill stepd: %v", err)
 			}
 			stuck = time.After(f.n.leaveMax)
+		case why := <-f.doomed:
+			f.unanswered = why
+			if err := f.n.killStepd(f.proc); err != nil {
+				f.log.Errorf("cannot kill stepd: %v", err)
+			}
 		case <-stuck:
 			f.goOnWithout()
 			return false

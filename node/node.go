@@ -42,8 +42,8 @@ type Node struct {
 	cfg  Config
 	log  *logrus.Logger
 	boot string
-	// leaveMax and reserveMax are the constants; tests shorten them.
-	leaveMax, reserveMax time.Duration
+	// leaveMax, reserveMax and askMax are the constants; tests shorten them.
+	leaveMax, reserveMax, askMax time.Duration
 	// killStepd is child.Process.Kill; tests have one that SIGKILL does not end.
 	killStepd func(*child.Process) error
 
@@ -89,7 +89,7 @@ func New(cfg Config) (*Node, error) {
 	stopping := make(chan struct{})
 	n := &Node{
 		cfg: cfg, log: cfg.Log, boot: boot,
-		leaveMax: leaveMax, reserveMax: reserveMax, killStepd: (*child.Process).Kill,
+		leaveMax: leaveMax, reserveMax: reserveMax, askMax: askMax, killStepd: (*child.Process).Kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	n.gate = n.reg.gate
