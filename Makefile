@@ -117,6 +117,10 @@ FAULTS ?= 5
 faults: all ## kill each process at every phase of a step, FAULTS times (5)
 	STRICT=1 FAULTS=$(FAULTS) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -v -count=1 -timeout 60m -run '^TestRootFaults$$' ./integration | grep -vE '^ *(--- (PASS|SKIP)|=== )'
 
+.PHONY: chaos
+chaos: all ## CHAOS steps (300) and faults at random among them, and each attack of one user for AGAINST (10s) (SEED=, ROUND=)
+	STRICT=1 CHAOS=$(or $(CHAOS),300) AGAINST=$(or $(AGAINST),10s) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -v -count=1 -timeout 60m -run '^TestRoot(Chaos|OneUserAgainstAll)$$' ./integration | grep -vE '^ *(--- (PASS|SKIP)|=== )'
+
 .PHONY: soak
 SOAK ?= 10000
 soak: all ## SOAK steps (10000) that end in all kinds of ways, and what is left of them

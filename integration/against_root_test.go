@@ -1,0 +1,180 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/testkit"
+)
+
+const (
+	// servedWithin is how long another user's step may take during an attack, from its client's
+	// start to its end.
+	servedWithin = 10 * time.Second
+	// servedSteps are how many are measured during each attack: over 100 in all.
+	servedSteps = 15
+)
+
+// attack is what an ordinary user, bob, does to the node until ctx ends.
+type attack struct {
+	name string
+	do   func(ctx context.Context, t *testing.T, n *node)
+}
+
+func attacks(t *testing.T) []attack {
+	step := runBody(request(t, []string{"true"}, []string{"PATH=/bin"}, func(doc map[string]any) {
+		doc["uid"], doc["overcommit"] = bob.uid, true
+	}))
+	return []attack{
+		{"lists all steps", asks(16, "list", []byte(`{"schema":1,"all":true}`))},
+		{"reserves steps", asks(16, "reserve", step)},
+		{"follows events", asks(64, "events", []byte(`{"schema":1,"job_id":1,"step_id":0,"follow":true}`))},
+		{"sends what is no request", asks(16, "run", []byte("garbage"))},
+		{"opens connections", connects},
+		{"runs steps", commands(4, "run", "--overcommit", "true")},
+		{"runs a fork bomb", commands(1, "run", "bash", "-c", "exec 2>&-; ulimit -u 400; f() { f & f; }; f & sleep 1")},
+	}
+}
+
+// TestRootOneUserAgainstAll: while one user attacks the node in each of these ways, every step
+// of another user is served. AGAINST is how long each attack lasts at least; the times are
+// printed beside the calm ones.
+func TestRootOneUserAgainstAll(t *testing.T) {
+	testkit.RequireRoot(t)
+	var least time.Duration
+	if text := os.Getenv("AGAINST"); text != "" {
+		var err error
+		least, err = time.ParseDuration(text)
+		must(t, err)
+	}
+	n := startNode(t, site{Slurm: quickKill})
+	root := n.web(t)
+	calm := serveSteps(t, n, least)
+	t.Logf("%-26s %s", "calm", calm)
+	for _, a := range attacks(t) {
+		t.Run(a.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				a.do(ctx, t, n)
+			}()
+			took := serveSteps(t, n, least)
+			cancel()
+			<-done
+			t.Logf("%-26s %s, %.1f and %.1f times the calm ones", a.name, took, took.of(50)/calm.of(50), took.of(99)/calm.of(99))
+			for _, d := range n.ps(t) { // what bob has begun; it may have ended
+				_, _ = post(t.Context(), root, "cancel", fmt.Appendf(nil, `{"schema":1,"job_id":%d}`, d.JobID))
+			}
+			n.idle(t)
+			n.checkClean(t)
+		})
+	}
+	n.serves(t)
+}
+
+// times are how long steps took, in order.
+type times []time.Duration
+
+// of is a percentile in milliseconds.
+func (ts times) of(percent int) float64 {
+	return ts[(len(ts)-1)*percent/100].Seconds() * 1000
+}
+
+func (ts times) String() string {
+	return fmt.Sprintf("%d steps, p50 %.1f ms, p99 %.1f ms", len(ts), ts.of(50), ts.of(99))
+}
+
+// serveSteps runs steps as another user, one after the other.
+func serveSteps(t *testing.T, n *node, least time.Duration) (took times) {
+	t.Helper()
+	for began := time.Now(); len(took) < servedSteps || time.Since(began) < least; {
+		start := time.Now()
+		r := n.ctl(t, "run", "--overcommit", "true") // the CPUs are whose they are
+		d := time.Since(start)
+		if r.code != 0 || d > servedWithin*time.Duration(testkit.Slower()) {
+			t.Fatalf("another user's step took %v: %v", d, r)
+		}
+		took = append(took, d)
+	}
+	slices.Sort(took)
+	return took
+}
+
+// asBob connects to noded as bob.
+func (n *node) asBob(ctx context.Context) (net.Conn, error) {
+	runtime.LockOSThread() // of which the user is
+	defer runtime.UnlockOSThread()
+	const same = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(bob.uid), same); errno != 0 {
+		return nil, errno
+	}
+	defer unix.RawSyscall(unix.SYS_SETRESUID, same, 0, same)
+	return new(net.Dialer).DialContext(ctx, "unix", n.socket())
+}
+
+// asks sends a request again and again, on so many connections at once.
+func asks(lanes int, verb string, body []byte) func(context.Context, *testing.T, *node) {
+	return func(ctx context.Context, t *testing.T, n *node) {
+		var wg sync.WaitGroup
+		for range lanes {
+			wg.Go(func() {
+				client := web(func(ctx context.Context) (net.Conn, error) { return n.asBob(ctx) })
+				for ctx.Err() == nil {
+					short, cancel := context.WithTimeout(ctx, time.Second)
+					_, _ = post(short, client, verb, body) // a refusal is what noded may answer
+					cancel()
+				}
+				client.CloseIdleConnections()
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// connects holds as many silent connections as noded lets it, and begins anew each second.
+func connects(ctx context.Context, _ *testing.T, n *node) {
+	for ctx.Err() == nil {
+		var open []net.Conn
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		for short.Err() == nil && len(open) < 2000 {
+			if c, err := n.asBob(short); err == nil {
+				open = append(open, c)
+			}
+		}
+		<-short.Done()
+		cancel()
+		for _, c := range open {
+			c.Close()
+		}
+	}
+}
+
+// commands runs stepctl again and again, so many at once.
+func commands(lanes int, args ...string) func(context.Context, *testing.T, *node) {
+	return func(ctx context.Context, _ *testing.T, n *node) {
+		var wg sync.WaitGroup
+		for range lanes {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					cmd := exec.CommandContext(ctx, n.bin, args...)
+					cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin:/bin", "NODED_SOCKET=" + n.socket()}
+					cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: bob.uid, Gid: bob.gid}}
+					_ = cmd.Run() // it is refused, or killed
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
