@@ -37,7 +37,7 @@ func TestRootProcessLimit(t *testing.T) {
 			n := startNode(t, site{Cgroup: tc.cgroup, Slurm: "KillWait=1\n", Stepd: fmt.Sprintf("StepProcessesPercent=%.4f\n", 150.5*100/float64(machineProcesses(t)))})
 			// It tries again, as bash does, and goes on with what it has.
 			bomb := "for i in $(seq 400); do (trap '' TERM; exec sleep 86396) & echo $i; done; echo ready; wait"
-			p := n.start(t, call{args: []string{"run", "-n2", "--overcommit", "sh", "-c", bomb}})
+			p := n.start(t, call{args: []string{"run", "-n2", "--overcommit", "sh", "-c", bomb}, limit: 3 * callTimeout}) // the guest forks slowly
 			id := n.running(t).id()
 			n.logs(t, "the step has reached the limit of 150 processes and threads")
 			if r := n.do(t, call{args: []string{"run", "-n4", "echo", "ran"}, uid: bob.uid}); r.out != strings.Repeat("ran\n", 4) {

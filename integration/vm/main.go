@@ -36,7 +36,7 @@ func main() {
 	flag.IntVar(&c.mem, "mem", 2048, "memory, MiB")
 	flag.IntVar(&c.cpus, "cpus", 2, "CPUs")
 	flag.DurationVar(&c.timeout, "timeout", 25*time.Minute, "time for all of the run, from the guest's boot")
-	flag.DurationVar(&c.testsTimeout, "tests-timeout", 5*time.Minute, "time for the tests of one package")
+	flag.DurationVar(&c.testsTimeout, "tests-timeout", 10*time.Minute, "time for the tests of one package")
 	flag.Parse()
 	// A child's death signal follows the thread that started it.
 	runtime.LockOSThread()
