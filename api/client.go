@@ -101,6 +101,21 @@ func (c *Client) List(ctx context.Context, all bool) iter.Seq2[*step.Record, err
 	}
 }
 
+// Overview is List with records whose lists of tasks may be empty.
+func (c *Client) Overview(ctx context.Context, all bool) iter.Seq2[*step.Record, error] {
+	return func(yield func(*step.Record, error) bool) {
+		for line, err := range c.lines(ctx, "list", &ListRequest{All: all, NoTasks: true}) {
+			if CodeOf(err) == InvalidArgument { // an older noded, which does not know the word
+				c.List(ctx, all)(yield)
+				return
+			}
+			if !yield(line.Step, err) {
+				return
+			}
+		}
+	}
+}
+
 // Signal sends a signal to a step, or to all steps of a job.
 func (c *Client) Signal(ctx context.Context, in *SignalRequest) error { return c.do(ctx, "signal", in) }
 

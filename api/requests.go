@@ -119,10 +119,12 @@ type ReleaseRequest struct {
 	JobID uint32 `json:"job_id"`
 }
 
-// ListRequest asks for the steps that have not ended, with All for the ended ones as well.
+// ListRequest asks for the steps that have not ended, with All for the ended ones as well. With
+// NoTasks the lists of their tasks are empty.
 type ListRequest struct {
 	Envelope
-	All bool `json:"all,omitempty"`
+	All     bool `json:"all,omitempty"`
+	NoTasks bool `json:"no_tasks,omitempty"`
 }
 
 // SignalRequest sends a signal to a step, or to all steps of a job.

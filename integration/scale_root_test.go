@@ -73,7 +73,7 @@ func TestRootManySteps(t *testing.T) {
 // TestRootThousandTasks: one step of a thousand tasks, with and without
 // output, and what is left after it.
 func TestRootThousandTasks(t *testing.T) {
-	n := startNode(t, site{})
+	n := startNode(t, site{Slurm: "MaxTasksPerNode=1000\n"})
 	started := time.Now()
 	if r := n.ctl(t, "run", "-n", "1000", "--overcommit", "/bin/true"); r.code != 0 || r.err != "" {
 		t.Errorf("got %v", r)

@@ -43,7 +43,7 @@ func pipeFor(t *testing.T) (r, w *os.File) {
 
 // TestRootNoByteIsLost: for every kind of reader, however slow.
 func TestRootNoByteIsLost(t *testing.T) {
-	n := startNode(t, site{})
+	n := startNode(t, site{Slurm: "MaxTasksPerNode=1000\n"})
 	null, err := os.Open("/dev/null")
 	must(t, err)
 	defer null.Close()

@@ -341,13 +341,14 @@ func base(path string) string { return filepath.Base(path) }
 const (
 	// connsMax bounds the connections to the page, scrapesMax the requests for it that
 	// are answered at a time.
-	connsMax   = 32
+	connsMax   = 256
 	scrapesMax = 4
 	// readMax is how long a request may take to come, writeMax how long its answer may,
-	// idleMax how long a connection stays without one.
-	readMax  = 5 * time.Second
+	// idleMax how long a connection stays without one: connections that ask for nothing make room
+	// for others soon.
+	readMax  = 2 * time.Second
 	writeMax = 30 * time.Second
-	idleMax  = time.Minute
+	idleMax  = 2 * time.Second
 	// askMax bounds the questions of /livez and /readyz.
 	askMax = 2 * time.Second
 )

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"stepd/api"
 	"stepd/node/scripts"
@@ -47,7 +48,7 @@ type Config struct {
 	// the node's generic resources.
 	Memory selection.Memory
 	Gres   []selection.Gres
-	// MaxTasks is MaxTasksPerNode; 0 is step.TasksMax.
+	// MaxTasks is MaxTasksPerNode; 0 is 512.
 	MaxTasks int
 
 	// InteractiveStep is what alloc without a command gives to run: InteractiveStepOptions,
@@ -123,6 +124,10 @@ type Config struct {
 	// PerUser bounds what one user other than root has of the node; zero fields are
 	// the defaults.
 	PerUser PerUser
+	// AllConnections and AllSteps bound what all users other than root have together, so that
+	// root's requests and noded's own work find descriptors; 0 is a sixth and a twelfth of the
+	// descriptors that noded may have. A connection takes up to 3, a step up to 5.
+	AllConnections, AllSteps int
 	// Meter gets the events, for figures over time; nil: none.
 	Meter Meter
 
@@ -142,7 +147,7 @@ type (
 
 // complete fills in the defaults and checks what New relies on.
 func (c *Config) complete() error {
-	c.MaxTasks = cmp.Or(c.MaxTasks, step.TasksMax)
+	c.MaxTasks = cmp.Or(c.MaxTasks, 512)
 	c.MPIDefault = cmp.Or(c.MPIDefault, "none")
 	c.Site.KillWaitS = cmp.Or(c.Site.KillWaitS, 30)
 	c.Site.UnkillableS = cmp.Or(c.Site.UnkillableS, 60)
@@ -166,6 +171,12 @@ func (c *Config) complete() error {
 		return errors.New("internal error: node configured without users, tracker, containers or log")
 	}
 	c.PerUser.complete()
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return fmt.Errorf("cannot read RLIMIT_NOFILE: %w", err)
+	}
+	c.AllConnections = cmp.Or(c.AllConnections, int(files.Cur/6))
+	c.AllSteps = cmp.Or(c.AllSteps, int(files.Cur/12))
 	if c.clock == nil {
 		c.clock = state.HostClock()
 	}

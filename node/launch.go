@@ -53,7 +53,10 @@ type launching struct {
 func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	res := f.unreserve()
 	l := &launching{n: f.n, f: f, spec: res.spec, res: res}
-	f.update(func(rec *step.Record) { rec.State = step.Starting })
+	f.update(func(rec *step.Record) {
+		rec.State = step.Starting
+		rec.Tasks = pendingTasks(res.spec) // not before: a reservation costs what its request has
+	})
 	var err error
 	if change != nil {
 		err = l.change(change)
@@ -81,6 +84,16 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 		return nil, api.NewError(api.Internal, err.Error())
 	}
 	return &told, nil
+}
+
+// pendingTasks are the tasks of a step's record before they are started.
+func pendingTasks(spec *step.Spec) []step.Task {
+	ranks := spec.LocalRanks()
+	tasks := make([]step.Task, len(ranks))
+	for i, rank := range ranks {
+		tasks[i] = step.Task{Rank: rank, LocalID: i, State: step.TaskPending}
+	}
+	return tasks
 }
 
 // run starts the step's stepd, or fails the step. It closes the files.

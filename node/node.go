@@ -59,6 +59,8 @@ type Node struct {
 	scripts   *scripts.Runner
 	// fallbacks guards the configuration's Fallbacks.
 	fallbacks sync.Mutex
+	// watches are of the event logs that are followed.
+	watches linux.Watches
 	// connections counts the clients' connections, for figures.
 	connections atomic.Pointer[func() int]
 	// spoolWatch and runWatch ask after the directories, serving reports that requests are served.
@@ -93,7 +95,7 @@ func New(cfg Config) (*Node, error) {
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	n.gate = n.reg.gate
-	n.reg.users.limits = cfg.PerUser
+	n.reg.users.limits, n.reg.users.all = cfg.PerUser, cfg.AllSteps
 	n.reg.log = n.log
 	n.reg.exchanges = exchange.Config{
 		NamesMax: cfg.NamesMax, Stopping: stopping,

@@ -49,7 +49,7 @@ func (n *Node) Recover(ctx context.Context) error {
 	if err := r.refind(ctx); err != nil {
 		return err
 	}
-	recs, err := n.store.Steps(0)
+	recs, err := n.store.Unended()
 	if err != nil {
 		return err
 	}

@@ -463,6 +463,7 @@ func (p *PerUser) complete() {
 type users struct {
 	mu       sync.Mutex
 	limits   PerUser          // guarded by mu: tests change it
+	all      int              // bounds the steps of all users other than root; 0 does not
 	steps    map[uint32]int   // guarded by mu: steps admitted, and requests that wait in a line
 	requests map[uint32]int   // guarded by mu: bytes of requests that wait for their launch
 	replay   map[uint32]int64 // guarded by mu: bytes of output that steps may keep
@@ -481,6 +482,13 @@ func (u *users) full(uid uint32) error {
 	defer u.mu.Unlock()
 	if most := u.limits.Steps; uid != 0 && u.steps[uid] >= most {
 		return userStepsError{uid, most}
+	}
+	all := -u.steps[0]
+	for _, n := range u.steps {
+		all += n
+	}
+	if uid != 0 && u.all > 0 && all >= u.all {
+		return api.Errorf(api.ResourceExhausted, "the users of this node have %d steps already, the limit of all of them (LimitNOFILE of noded.service)", all)
 	}
 	return nil
 }

@@ -164,11 +164,10 @@ const jobEnded = "its job has ended"
 
 // number gives the step its number, durably, and makes its follower.
 func (n launcher) number(spec *step.Spec, a *admission, in order) (*follower, error) {
-	ranks := spec.LocalRanks()
 	rec := step.Record{
 		Name: spec.Name, UID: spec.User.UID, User: spec.User.Name, Node: n.cfg.NodeName,
 		State: in.state, NTasks: spec.NTasks, Command: shownCommand(spec.Argv), Submitted: in.received,
-		Tasks: make([]step.Task, len(ranks)), MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
+		Tasks: []step.Task{}, MPI: spec.MPI, CPUs: spec.CPUs, BootID: n.boot,
 		MemoryMB: spec.MemoryMB, Gres: spec.StepGres, GresOwn: len(a.Held) > 0, CPUsOwn: a.Alone, TimeLimitS: spec.TimeLimitS,
 		Parent: spec.Parent, Array: spec.Array, Restarts: spec.RestartCount,
 	}
@@ -176,9 +175,6 @@ func (n launcher) number(spec *step.Spec, a *admission, in order) (*follower, er
 		rec.LauncherPID, rec.LauncherStart = in.launcher.PID, in.launcher.Start
 	}
 	rec.Stdout, rec.Stderr = spec.OutputPlaces()
-	for i := range rec.Tasks {
-		rec.Tasks[i] = step.Task{Rank: ranks[i], LocalID: i, State: step.TaskPending}
-	}
 	want := in.wants(a)
 	if a.job == nil {
 		job := n.implicitJob(spec, want)

@@ -169,6 +169,15 @@ func (n launcher) userFor(ctx context.Context, caller api.Peer, req *step.Reques
 	return user, nil
 }
 
+// KnowsUser reports whether the name service knows a user.
+func (n *Node) KnowsUser(ctx context.Context, uid uint32) (bool, error) {
+	_, err := n.cfg.Users.ByUID(ctx, uid)
+	if errors.Is(err, lookup.ErrNoUser) {
+		return false, nil
+	}
+	return true, err
+}
+
 // spec puts what was decided beside what was asked for. Its id comes later.
 func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Spec {
 	s := &step.Spec{

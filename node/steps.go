@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +16,6 @@ import (
 	"stepd/api/stepapi"
 	"stepd/eventlog"
 	"stepd/internal/child"
-	"stepd/internal/linux"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -35,15 +35,24 @@ func (n steps) IDs(ref api.StepRef) ([]step.ID, error) {
 	return ids, nil
 }
 
-// List returns the steps that have not ended, with all the ended ones as well.
-func (n steps) List(all bool) (ids []step.ID) {
+// listMax is how many steps List returns at once.
+const listMax = 4096
+
+// List returns the next steps behind one, by number, at most listMax: the steps that have not
+// ended, with all the ended ones as well.
+func (n steps) List(all bool, behind step.ID) (ids []step.ID) {
 	if all {
-		return n.store.IDs(0)
+		ids = n.store.IDs(0)
+	} else {
+		for _, f := range n.reg.followers() {
+			ids = append(ids, f.id)
+		}
 	}
-	for _, f := range n.reg.followers() {
-		ids = append(ids, f.id)
+	at, found := slices.BinarySearchFunc(ids, behind, state.CompareIDs)
+	if found {
+		at++
 	}
-	return ids
+	return slices.Clone(ids[at:min(at+listMax, len(ids))]) // the others are not kept for it
 }
 
 // Step returns the record of a step: of one that runs as it is now, since the store has
@@ -201,7 +210,7 @@ func (n steps) events(ctx context.Context, id step.ID, follow bool, send func([]
 	defer ended()
 	ctx, stopped := child.Until(ctx, api.NewError(api.Unavailable, "noded is stopping; the step goes on"), n.stopping)
 	defer stopped()
-	err = watch(ctx, path, func() error { return tail.send(send) })
+	err = n.watch(ctx, path, func() error { return tail.send(send) })
 	if errors.Is(err, errEnded) {
 		return tail.send(send)
 	}
@@ -212,39 +221,21 @@ var errEnded = errors.New("the step has ended")
 
 // watch calls changed once, and again after each write to the file, until it
 // fails or ctx ends; it returns that error or ctx's cause.
-func watch(ctx context.Context, path string, changed func() error) error {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return fmt.Errorf("cannot watch %q: %w", path, err)
-	}
-	defer unix.Close(fd)
+func (n *Node) watch(ctx context.Context, path string, changed func() error) error {
 	// The watch comes before the first read: a write between the two is told.
-	if _, err := unix.InotifyAddWatch(fd, path, unix.IN_MODIFY); err != nil {
-		return fmt.Errorf("cannot watch %q: %w", path, err)
-	}
-	p, err := linux.NewPoller(unix.EPOLLIN, fd)
+	written, stop, err := n.watches.Add(path, unix.IN_MODIFY)
 	if err != nil {
 		return err
 	}
-	defer p.Close()
-	return p.Wait(ctx, func([]int) (bool, error) {
-		if err := emptyInotify(fd); err != nil {
-			return false, fmt.Errorf("cannot watch %q: %w", path, err)
-		}
-		return false, changed()
-	})
-}
-
-// emptyInotify reads the pending notices: each says the same.
-func emptyInotify(fd int) error {
-	var buf [4096]byte
+	defer stop()
 	for {
-		_, err := unix.Read(fd, buf[:])
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return nil
-		case err != nil && !errors.Is(err, unix.EINTR):
+		if err := changed(); err != nil {
 			return err
+		}
+		select {
+		case <-written:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }

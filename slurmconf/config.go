@@ -125,7 +125,7 @@ type Config struct {
 	// the job says otherwise.
 	JobFileAppend bool
 
-	// MaxTasksPerNode is 65533 by default, the highest value.
+	// MaxTasksPerNode is 512 by default, as in Slurm.
 	MaxTasksPerNode  int
 	LaunchParameters []string
 	// InteractiveStepOptions are what salloc gives to srun where LaunchParameters has
@@ -162,7 +162,7 @@ func defaults(hostname string) *Config {
 		JobAcctGatherType:       "none",
 		JobAcctGatherFrequency:  30 * time.Second,
 		SelectType:              "select/cons_tres",
-		MaxTasksPerNode:         65533,
+		MaxTasksPerNode:         512,
 		InteractiveStepOptions:  "--interactive --preserve-env --pty $SHELL",
 		Stepd:                   Stepd{KeepSteps: 1000, SpoolTimeout: 20 * time.Second, ExitGrace: 2 * time.Second, PMI2: step.PMI2Conf{SpawnTimeout: 2 * time.Minute}},
 		Container:               Container{CloneNSScriptWait: 10 * time.Second, CloneNSEpilogWait: 10 * time.Second},

@@ -57,7 +57,7 @@ func TestNoFile(t *testing.T) {
 		"the host":   c.Node.Name == "vm" && c.Node.CPUs == 0 && c.Node.RealMemory == 0,
 		"spool":      c.SpoolDir == "/var/spool/stepd",
 		"kill wait":  c.KillWait == 30*time.Second && c.UnkillableStepTimeout == time.Minute,
-		"tasks":      c.MaxTasksPerNode == 65533,
+		"tasks":      c.MaxTasksPerNode == 512,
 		"plugins":    c.ProctrackType == "proctrack/cgroup" && c.JobContainerType == "none" && c.MpiDefault == "none",
 		"cluster":    c.ClusterName == "local",
 		"limits":     len(c.PropagateResourceLimits) == 10,

@@ -198,7 +198,7 @@ func (r *Record) Merge(told *Record) {
 	if told.Started != nil {
 		r.Started = told.Started
 	}
-	if len(told.Tasks) == len(r.Tasks) {
+	if len(r.Tasks) == 0 || len(told.Tasks) == len(r.Tasks) { // noded's has none before the launch
 		r.Tasks = told.Tasks
 	}
 	if !told.State.Final() {

@@ -34,7 +34,11 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "ps [JOB[.STEP]...]", Short: "list the steps of this node, or these",
 		RunE: func(_ *cobra.Command, args []string) error {
-			recs, err := listing(d, args, all)
+			list := (*api.Client).Overview // the table shows no task
+			if asJSON {
+				list = (*api.Client).List
+			}
+			recs, err := listing(d, args, all, list)
 			switch {
 			case err != nil:
 				return err
@@ -51,10 +55,10 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 
 // listing are the steps that args name, running or ended, or all that run, and those that have
 // ended where all is true.
-func listing(d *client.Dialer, args []string, all bool) (recs []*step.Record, err error) {
+func listing(d *client.Dialer, args []string, all bool, list func(*api.Client, context.Context, bool) iter.Seq2[*step.Record, error]) (recs []*step.Record, err error) {
 	if len(args) == 0 {
 		return client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
-			return listed(noded.List(ctx, all))
+			return listed(list(noded, ctx, all))
 		})
 	}
 	recs = []*step.Record{}

@@ -300,7 +300,8 @@ func (s *server) serveUntil() error {
 	}
 	c := n.Config()
 	server := serve.New(n.API(), serve.Config{
-		Version: c.Version, Connections: c.PerUser.Connections, RequestBytes: c.PerUser.RequestBytes, Meter: c.Meter, Log: log,
+		Version: c.Version, Connections: c.PerUser.Connections, AllConnections: c.AllConnections, RequestBytes: c.PerUser.RequestBytes, Meter: c.Meter, Log: log,
+		Known: n.KnowsUser,
 	})
 	n.CountConnections(server.Connections)
 	failed := make(chan error, 1) // size 1: it may come when untilEnd has returned

@@ -38,7 +38,7 @@ func startNoded(bin, dir string, maxTasks int, conf ...string) (*noded, error) {
 	if err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("ClusterName=bench\nNodeName=%s CPUs=%d\n", host, max(maxTasks, 8)) + strings.Join(conf, "\n") + "\n"
+	text := fmt.Sprintf("ClusterName=bench\nNodeName=%s CPUs=%d\nMaxTasksPerNode=%d\n", host, max(maxTasks, 8), max(maxTasks, 512)) + strings.Join(conf, "\n") + "\n"
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		return nil, err
 	}

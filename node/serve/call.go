@@ -23,6 +23,8 @@ const (
 	// callFree is what each request may have whatever the user's others have: a user at
 	// the limit still sees and ends existing steps.
 	callFree = callBytes + 8<<10
+	// idBytes is the size of a step.ID.
+	idBytes = 8
 	// bodyFirst is what is made ready for a body at first. pieceMax is how much of a reply
 	// is written at a time.
 	bodyFirst = 4 << 10
@@ -37,6 +39,7 @@ type call struct {
 	control *http.ResponseController
 	ctx     context.Context // ends with the connection
 	peer    api.Peer
+	payer   uint32    // the user for whom bytes are counted: see payerOf
 	ids     []step.ID // the steps that the request names, where it is their owner's
 	counted int       // bytes of the user's that the request has
 	// bodyBytes is the size of the request's document.
@@ -45,8 +48,8 @@ type call struct {
 	whole     bool // the reply is written
 }
 
-func newCall(s *Server, w http.ResponseWriter, r *http.Request, p api.Peer) *call {
-	return &call{s: s, w: w, r: r, peer: p, ctx: r.Context(), control: http.NewResponseController(w)}
+func newCall(s *Server, w http.ResponseWriter, r *http.Request, p api.Peer, payer uint32) *call {
+	return &call{s: s, w: w, r: r, peer: p, payer: payer, ctx: r.Context(), control: http.NewResponseController(w)}
 }
 
 // count adds n bytes to what the user's requests have under way, and to *sum.
@@ -56,14 +59,14 @@ func (c *call) count(n int, sum *int) error {
 	if c.counted+n <= callFree {
 		limit = math.MaxInt
 	}
-	if _, ok := c.s.clients.inFlight.add(c.peer.UID, n, limit); !ok {
+	if _, ok := c.s.clients.inFlight.add(c.payer, n, limit); !ok {
 		return api.Errorf(api.ResourceExhausted, "uid %d has requests under way whose bytes are at the limit of %d (UserRequestBytes): wait until noded has answered the others", c.peer.UID, most)
 	}
 	*sum += n
 	return nil
 }
 
-func (c *call) uncount(sum *int) { c.s.clients.inFlight.drop(c.peer.UID, *sum) }
+func (c *call) uncount(sum *int) { c.s.clients.inFlight.drop(c.payer, *sum) }
 
 // body reads the request's document. It is counted before it is read.
 func (c *call) body() ([]byte, error) {
@@ -140,7 +143,7 @@ func (c *call) event(doc []byte) error {
 func (c *call) line(key string, document func() ([]byte, error)) error {
 	var counted int
 	doc, err := func() ([]byte, error) {
-		defer c.s.clients.inFlight.turn(c.peer.UID)()
+		defer c.s.clients.inFlight.turn(c.payer)()
 		doc, err := document()
 		if doc == nil || err != nil {
 			return nil, err
@@ -256,7 +259,7 @@ func (c *call) finish(name string, err error) {
 	}
 	switch {
 	case errors.Is(err, errUnread):
-		c.s.logRefused(c.peer.UID, "%s: the client has not read its reply for %v: its connection is closed", name, c.s.replyTime)
+		c.s.logRefused(c.payer, c.peer.UID, "%s: the client has not read its reply for %v: its connection is closed", name, c.s.replyTime)
 		panic(http.ErrAbortHandler)
 	case c.whole, errors.Is(err, errHungUp):
 		panic(http.ErrAbortHandler) // the client must not take it for complete

@@ -92,17 +92,20 @@ func (s *Server) verbs() map[string]verb {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	conn, ok := r.Context().Value(peerKey{}).(*clientConn)
 	if !ok {
-		newCall(s, w, r, api.Peer{}).refuse(api.NewError(api.Unauthenticated, "internal error: a request without a peer"))
+		newCall(s, w, r, api.Peer{}, unknownUsers).refuse(api.NewError(api.Unauthenticated, "internal error: a request without a peer"))
 		return
 	}
-	s.ServePeer(w, r, conn.peer, conn.refusal)
+	s.serve(newCall(s, w, r, conn.peer, conn.payer), conn.refusal)
 }
 
 // ServePeer answers one request of the client p; refusal is the answer where the client has too
 // many connections, else "".
 func (s *Server) ServePeer(w http.ResponseWriter, r *http.Request, p api.Peer, refusal string) {
-	c := newCall(s, w, r, p)
-	name, serve, err := s.verbOf(r)
+	s.serve(newCall(s, w, r, p, p.UID), refusal)
+}
+
+func (s *Server) serve(c *call, refusal string) {
+	name, serve, err := s.verbOf(c.r)
 	if err == nil && refusal != "" {
 		err = api.NewError(api.ResourceExhausted, refusal)
 	}
@@ -170,7 +173,7 @@ func on[In any, P document[In]](may right, serve func(*call, *In) error, checks 
 		}
 		defer func() {
 			if err != nil && may == maker {
-				c.s.logRefused(c.peer.UID, "request refused: %s", api.MessageOf(err))
+				c.s.logRefused(c.payer, c.peer.UID, "request refused: %s", api.MessageOf(err))
 			}
 		}()
 		for _, check := range checks {
@@ -190,7 +193,9 @@ func on[In any, P document[In]](may right, serve func(*call, *In) error, checks 
 func (c *call) allow(may right, in any) (err error) {
 	switch may {
 	case owner:
-		c.ids, err = c.own(in.(interface{ Ref() api.StepRef }).Ref())
+		if c.ids, err = c.own(in.(interface{ Ref() api.StepRef }).Ref()); err == nil {
+			err = c.count(len(c.ids)*idBytes, &c.counted)
+		}
 		return err
 	case holder:
 		job := in.(*api.ReleaseRequest).JobID
@@ -365,7 +370,7 @@ func (s *Server) stat(c *call, _ *api.RefRequest) error {
 
 // list answers with the records of all steps, one in memory at a time.
 func (s *Server) list(c *call, in *api.ListRequest) error {
-	return s.records(c, s.node.List(in.All), true, func(id step.ID) (*step.Record, error) {
+	load := func(id step.ID) (*step.Record, error) {
 		rec, err := s.node.Step(id)
 		switch {
 		case err != nil:
@@ -375,8 +380,23 @@ func (s *Server) list(c *call, in *api.ListRequest) error {
 		case !c.peer.MayAct(rec.UID):
 			hideCommand(rec)
 		}
+		if in.NoTasks {
+			rec.Tasks = []step.Task{}
+		}
 		return rec, nil
-	})
+	}
+	var behind step.ID
+	next := func() []step.ID {
+		defer s.clients.inFlight.turn(c.payer)() // a list of all numbers is made
+		return s.node.List(in.All, behind)
+	}
+	for ids := next(); len(ids) > 0; ids = next() {
+		if err := s.lines(c, ids, true, load); err != nil {
+			return err
+		}
+		behind = ids[len(ids)-1]
+	}
+	return c.end()
 }
 
 // known is the record of a step that the client may act on.
@@ -385,6 +405,14 @@ func (c *call) known(id step.ID) (*step.Record, error) { return c.ownRecord(c.s.
 // records answers with the records of steps; of several, those that were forgotten meanwhile are
 // left out.
 func (s *Server) records(c *call, ids []step.ID, several bool, get func(step.ID) (*step.Record, error)) error {
+	if err := s.lines(c, ids, several, get); err != nil {
+		return err
+	}
+	return c.end()
+}
+
+// lines is records without the end of the reply.
+func (s *Server) lines(c *call, ids []step.ID, several bool, get func(step.ID) (*step.Record, error)) error {
 	for _, id := range ids {
 		err := c.record(func() (*step.Record, error) {
 			rec, err := get(id)
@@ -397,7 +425,7 @@ func (s *Server) records(c *call, ids []step.ID, several bool, get func(step.ID)
 			return err
 		}
 	}
-	return c.end()
+	return nil
 }
 
 // hideCommand leaves out what other users are not to see of a step.
@@ -413,6 +441,12 @@ func hideCommand(rec *step.Record) {
 
 // events answers with the step's event log.
 func (s *Server) events(c *call, in *api.EventsRequest) error {
+	if in.Follow {
+		if _, ok := s.follows.add(c.payer, 1, followsMax); !ok {
+			return api.Errorf(api.ResourceExhausted, "uid %d follows %d event logs, the limit", c.peer.UID, followsMax)
+		}
+		defer s.follows.drop(c.payer, 1)
+	}
 	if err := s.node.Events(c.ctx, c.ids[0], in.Follow, c.event); err != nil {
 		return err
 	}

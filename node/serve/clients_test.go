@@ -11,7 +11,7 @@ import (
 )
 
 func TestPerUserConnections(t *testing.T) {
-	c := newClients(2, 0)
+	c := newClients(2, 0, 0)
 	for i := range c.open.most + toldMax {
 		refusal, err := c.enter(1000)
 		if err != nil || (refusal != "") != (i >= c.open.most) {

@@ -46,7 +46,10 @@ func (n *fakeNode) Run(_ context.Context, _ api.Peer, in *api.RunRequest) (*api.
 	return nil, api.Errorf(api.InvalidArgument, "ntasks: %d tasks", in.Request.NTasks)
 }
 
-func (n *fakeNode) List(bool) (ids []step.ID) {
+func (n *fakeNode) List(_ bool, behind step.ID) (ids []step.ID) {
+	if behind.Job != 0 {
+		return nil
+	}
 	for _, rec := range n.recs {
 		ids = append(ids, rec.ID)
 	}

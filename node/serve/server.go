@@ -49,8 +49,9 @@ type Launcher interface {
 type Steps interface {
 	// IDs returns the steps that a reference names: none only of a job that runs.
 	IDs(api.StepRef) ([]step.ID, error)
-	// List returns the steps that have not ended, with all the ended ones as well.
-	List(all bool) []step.ID
+	// List returns the next steps behind one, by number, a bounded number: steps that have not
+	// ended, with all the ended ones as well. None is the end.
+	List(all bool, behind step.ID) []step.ID
 	// Step returns the record of a step as it is now, Stat with its present usage.
 	Step(step.ID) (*step.Record, error)
 	Stat(context.Context, step.ID) (*step.Record, error)
@@ -102,11 +103,14 @@ type Meter interface {
 type Config struct {
 	// Version is the program's, for clients of other releases; "" is not known.
 	Version string
-	// Connections bounds a user's connections, RequestBytes the bytes of a user's requests
-	// and replies that are under way. Neither bounds root.
-	Connections, RequestBytes int
-	Meter                     Meter
-	Log                       *logrus.Logger
+	// Connections bounds a user's connections, AllConnections all users' connections, of which no
+	// user has more than half; 0 is no bound. RequestBytes bounds the bytes of a user's requests and
+	// replies that are under way. None of them bounds root.
+	Connections, AllConnections, RequestBytes int
+	// Known asks the name service for a user; nil knows every user.
+	Known func(context.Context, uint32) (bool, error)
+	Meter Meter
+	Log   *logrus.Logger
 	// PeerOf returns the client of a connection; nil is api.PeerOf.
 	PeerOf func(*net.UnixConn) (api.Peer, error)
 }
@@ -121,6 +125,8 @@ const (
 	bodyTime  = time.Minute
 	replyTime = 2 * time.Minute
 	idleTime  = 5 * time.Minute
+	// followsMax is how many event logs a user may follow at a time.
+	followsMax = 64
 )
 
 // Server serves the API. Make it with New.
@@ -130,6 +136,8 @@ type Server struct {
 	table    map[string]verb
 	http     *http.Server
 	clients  *clients
+	payers   payers
+	follows  counter // event logs that are followed
 	refusals refusals
 	// replyTime is the constant; tests have another.
 	replyTime time.Duration
@@ -141,7 +149,7 @@ func New(b Backend, c Config) *Server {
 		c.PeerOf = api.PeerOf
 	}
 	c.Version = cmp.Or(c.Version, "of an unknown release")
-	s := &Server{Config: c, node: b, clients: newClients(c.Connections, c.RequestBytes), replyTime: replyTime}
+	s := &Server{Config: c, node: b, clients: newClients(c.Connections, c.AllConnections, c.RequestBytes), replyTime: replyTime, follows: counter{byUser: make(map[uint32]int)}}
 	s.table = s.verbs()
 	s.http = &http.Server{
 		Handler: s, MaxHeaderBytes: headMax, ReadHeaderTimeout: headTime, IdleTimeout: idleTime,
@@ -157,7 +165,7 @@ func New(b Backend, c Config) *Server {
 // Serve answers the requests that come by the listener until Shutdown, or an error of the
 // listener's.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(&clientListener{l, s})
+	err := s.http.Serve(newClientListener(l, s))
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -178,9 +186,9 @@ func (s *Server) Verbs() []string { return slices.Sorted(maps.Keys(s.table)) }
 // Connections is how many connections are open.
 func (s *Server) Connections() int { return s.clients.open.total() }
 
-// logRefused logs a line about a user's requests, unless the user has caused too many.
-func (s *Server) logRefused(uid uint32, format string, args ...any) {
-	ok, silent := s.refusals.tell(uid, time.Now())
+// logRefused logs a line about a user's requests, unless the user, or payer, has caused too many.
+func (s *Server) logRefused(payer, uid uint32, format string, args ...any) {
+	ok, silent := s.refusals.tell(payer, time.Now())
 	if !ok {
 		return
 	}
@@ -201,9 +209,10 @@ func (l httpLog) Write(b []byte) (int, error) {
 
 const (
 	// refusalBurst lines about refused requests of one user come at once into the log,
-	// and then one in each refusalEvery: a user must not fill root's disk.
+	// and then one in each refusalEvery, with the number of refusals in between: a user
+	// must not fill root's disk.
 	refusalBurst = 20
-	refusalEvery = time.Second
+	refusalEvery = time.Minute
 )
 
 // refusals bounds the lines that users cause in the log.
@@ -255,9 +264,11 @@ const toldMax = 16
 // counter counts what each user has, and bounds it for all but root.
 type counter struct {
 	most int
+	all  int // bounds what all users other than root have together; 0 does not
 
 	mu     sync.Mutex
 	byUser map[uint32]int // guarded by mu
+	users  int            // guarded by mu: of all but root
 }
 
 // add counts n more of uid, and returns how many there are then. It counts none, and returns
@@ -270,7 +281,17 @@ func (c *counter) add(uid uint32, n, most int) (have int, ok bool) {
 		return have, false
 	}
 	c.byUser[uid] = have
+	if uid != 0 {
+		c.users += n
+	}
 	return have, true
+}
+
+// full reports whether the users other than root have more than all.
+func (c *counter) full() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.all > 0 && c.users > c.all
 }
 
 func (c *counter) drop(uid uint32, n int) {
@@ -278,6 +299,9 @@ func (c *counter) drop(uid uint32, n int) {
 	defer c.mu.Unlock()
 	if c.byUser[uid] -= n; c.byUser[uid] <= 0 {
 		delete(c.byUser, uid)
+	}
+	if uid != 0 {
+		c.users -= n
 	}
 }
 
@@ -296,55 +320,36 @@ type clients struct {
 	inFlight inFlight
 }
 
-func newClients(connections, requestBytes int) *clients {
+func newClients(connections, all, requestBytes int) *clients {
+	if all > 0 {
+		connections = min(connections, all/2)
+	}
 	return &clients{
-		open:     counter{most: connections, byUser: make(map[uint32]int)},
+		open:     counter{most: connections, all: all, byUser: make(map[uint32]int)},
 		inFlight: inFlight{counter{most: requestBytes, byUser: make(map[uint32]int)}, make(map[uint32]*turns)},
 	}
 }
 
-// enter counts a connection of uid. refusal is the answer to its requests, and the error
-// that it is to be closed.
+// enter counts a connection of uid, or of unknownUsers. refusal is the answer to its requests,
+// and the error that it is to be closed.
 func (c *clients) enter(uid uint32) (refusal string, err error) {
 	have, ok := c.open.add(uid, 1, c.open.most+toldMax)
-	if uid != 0 && have > c.open.most {
+	switch {
+	case uid == 0:
+		return "", nil
+	case have > c.open.most && uid == unknownUsers:
+		refusal = fmt.Sprintf("the uids that no name service knows have %d connections to noded, the limit of all of them (UserConnectionsMax)", c.open.most)
+	case have > c.open.most:
 		refusal = fmt.Sprintf("uid %d has %d connections to noded, the limit (UserConnectionsMax)", uid, c.open.most)
+	case c.open.full(): // it is within the user's own limit, and there are told no more than those
+		refusal = fmt.Sprintf("the users of this node have %d connections to noded, the limit of all of them (LimitNOFILE of noded.service)", c.open.all)
+		c.open.drop(uid, 1)
+		return "", fmt.Errorf("cannot serve another client: %s", refusal)
 	}
 	if !ok {
 		return "", fmt.Errorf("cannot serve another client: %s", refusal)
 	}
 	return refusal, nil
-}
-
-// clientListener accepts the connections that their users may have.
-type clientListener struct {
-	net.Listener
-	s *Server
-}
-
-// Accept returns the next connection, a *clientConn.
-func (l *clientListener) Accept() (net.Conn, error) {
-	for {
-		accepted, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		c := &clientConn{UnixConn: accepted.(*net.UnixConn)}
-		if c.peer, err = l.s.PeerOf(c.UnixConn); err == nil {
-			c.refusal, err = l.s.clients.enter(c.peer.UID)
-		}
-		if err != nil {
-			l.s.logRefused(c.peer.UID, "connection closed: %v", err)
-			c.peer.Close()
-			c.UnixConn.Close()
-			continue
-		}
-		c.leave = sync.OnceFunc(func() {
-			l.s.clients.open.drop(c.peer.UID, 1)
-			c.peer.Close()
-		})
-		return c, nil
-	}
 }
 
 // peerKey is the context key of a connection's *clientConn.
@@ -354,6 +359,7 @@ type peerKey struct{}
 type clientConn struct {
 	*net.UnixConn
 	peer    api.Peer
+	payer   uint32 // the user for whom it counts, or unknownUsers
 	refusal string // the answer to its requests, "" where they are served
 	leave   func()
 }

@@ -67,7 +67,7 @@ func (s *State) NewJobAs(want step.ID, job *Job, control [][]byte, rec *step.Rec
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ended = slices.DeleteFunc(s.ended, func(e endedStep) bool { return slices.Contains(forgotten, e.id) })
+	s.ended.remove(forgotten)
 	return forgotten, nil
 }
 

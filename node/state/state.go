@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -32,7 +33,7 @@ type State struct {
 	lost map[uint32]bool
 
 	mu    sync.Mutex
-	ended []endedStep // guarded by mu: the oldest first
+	ended ended // guarded by mu
 	// gone are forgotten batch steps that the durable journal still has: the next write to
 	// it takes them along.
 	gone []step.ID // guarded by mu
@@ -44,7 +45,7 @@ const (
 	kindJob     = "job"     // Job, which runs
 	kindControl = "control" // the job control environment of a running job that has one
 	kindStep    = "step"    // step.Record
-	kindEnded   = "ended"   // Uptime at the end of a step
+	kindEnded   = "ended"   // endedAt of a step
 	kindHeld    = "held"    // Held
 	kindCrashes = "crashes" // keyAll: path of a plugin -> Crash
 	kindDrain   = "drain"   // keyAll: Drain; durable
@@ -55,19 +56,13 @@ const (
 	jobNumbers = "job"
 )
 
-// endedStep is a step that may be forgotten.
-type endedStep struct {
-	id step.ID
-	up time.Duration
-}
-
 // Config is what a state is opened with. All fields but Shown are required.
 type Config struct {
 	// Spool and Run are the node's directories, whose locks the caller holds. Boot is
 	// linux.BootID's.
 	Spool, Run, Boot string
 	// KeepAge is how long ended steps are kept, and KeepSteps how many are kept whatever
-	// their age.
+	// their age, both as far as keepBytes has room.
 	KeepAge   time.Duration
 	KeepSteps int
 	// Shown are the jobs of which the directories have files, with the number behind their
@@ -101,7 +96,7 @@ func Open(cfg Config) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot, shown: cfg.Shown}
+	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot, shown: cfg.Shown, ended: ended{most: keepBytes}}
 	if err = s.restoreBatch(); err == nil {
 		err = spendShown(s, cfg.Spool)
 	}
@@ -200,7 +195,7 @@ func restoreBatchJob(tx *store.Tx, key string) error {
 		}
 	}
 	if b.Step.State.Final() && !tx.Has(kindEnded, id) {
-		if err := tx.Put(kindEnded, id, Uptime{}); err != nil {
+		if err := tx.Put(kindEnded, id, endedAt{UID: &b.Step.UID}); err != nil {
 			return err
 		}
 	}
@@ -208,33 +203,6 @@ func restoreBatchJob(tx *store.Tx, key string) error {
 		return errors.Join(tx.Put(kindJob, key, b.Job), tx.Put(kindControl, key, b.Control))
 	}
 	return nil
-}
-
-// readEnded reads when steps ended. Steps of another boot count as ended now.
-func (s *State) readEnded() error {
-	return s.all.Record(func(tx *store.Tx) error {
-		for _, key := range s.all.Keys(kindEnded, "") {
-			id, err := step.ParseID(key)
-			if err != nil {
-				return fmt.Errorf("cannot read which steps have ended: %w", err)
-			}
-			var at Uptime
-			if err := tx.Get(kindEnded, key, &at); err != nil {
-				return fmt.Errorf("cannot read when steps have ended: %w", err)
-			}
-			if at.BootID != s.boot {
-				at = Uptime{s.boot, s.clock.Up()}
-				if err := tx.Put(kindEnded, key, at); err != nil {
-					return err
-				}
-			}
-			s.ended = append(s.ended, endedStep{id, at.Up})
-		}
-		slices.SortFunc(s.ended, func(a, b endedStep) int {
-			return cmp.Or(cmp.Compare(a.up, b.up), compareIDs(a.id, b.id))
-		})
-		return nil
-	})
 }
 
 // ErrUnknown is wrapped by the errors of a job or step that the state does not have.
@@ -260,7 +228,8 @@ func wrap(err error, what string, args ...any) error {
 func jobKey(job uint32) string  { return fmt.Sprint(job) }
 func stepKey(id step.ID) string { return id.Name() }
 
-func compareIDs(a, b step.ID) int {
+// CompareIDs orders steps by number.
+func CompareIDs(a, b step.ID) int {
 	return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Step, b.Step))
 }
 
@@ -277,14 +246,18 @@ func (s *State) Put(rec *step.Record) error {
 	return wrap(s.all.Record(func(tx *store.Tx) error { return tx.Put(kindStep, stepKey(rec.ID), rec) }), "cannot store step %s", rec.ID)
 }
 
-// Finish stores a final record and forgets ended steps that are too old and too many. It
-// returns which it forgot, so that their logs go too. It is done, whatever the error is.
+// Finish stores a final record and forgets ended steps that are too many (ended.go). It returns
+// which it forgot, so that their logs go too. It is done, whatever the error is.
 func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
+	doc, err := json.Marshal(rec)
+	if err != nil {
+		return nil, wrap(err, "cannot store the result of step %s", rec.ID)
+	}
 	now := Uptime{s.boot, s.clock.Up()}
 	batch := rec.ID.Step == step.BatchStep
 	s.mu.Lock()
-	s.ended = append(s.ended, endedStep{rec.ID, now.Up})
-	forgotten = s.forgetLocked(now.Up)
+	s.ended.add(rec.UID, endedStep{rec.ID, now.Up, int64(len(doc)) + endedWeight})
+	forgotten = s.ended.forget(now.Up, s.keepAge, s.keepSteps)
 	for _, id := range forgotten {
 		if id.Step == step.BatchStep {
 			s.gone = append(s.gone, id)
@@ -301,7 +274,7 @@ func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
 			tx.Delete(kindEnded, stepKey(id))
 		}
 		forgetBatch(tx, gone)
-		return errors.Join(putResult(tx, rec), tx.Put(kindEnded, stepKey(rec.ID), now))
+		return errors.Join(putResult(tx, rec, doc), tx.Put(kindEnded, stepKey(rec.ID), endedAt{now, &rec.UID}))
 	})
 	return forgotten, wrap(err, "cannot store the result of step %s", rec.ID)
 }
@@ -314,18 +287,22 @@ func (s *State) Fail(id step.ID, reason string) (*step.Record, error) {
 		return nil, err
 	}
 	rec.State, rec.ExitCode, rec.Reason = step.Failed, new(1), reason
-	err = s.all.Record(func(tx *store.Tx) error { return putResult(tx, rec) })
+	doc, err := json.Marshal(rec)
+	if err == nil {
+		err = s.all.Record(func(tx *store.Tx) error { return putResult(tx, rec, doc) })
+	}
 	return rec, wrap(err, "cannot store the result of step %s", id)
 }
 
-// putResult stores a final record; of a batch step also where a power failure leaves it.
-func putResult(tx *store.Tx, rec *step.Record) error {
+// putResult stores a final record, and its JSON; of a batch step also where a power failure
+// leaves it.
+func putResult(tx *store.Tx, rec *step.Record, doc json.RawMessage) error {
 	if rec.ID.Step == step.BatchStep {
 		if err := changeBatch(tx, rec.ID.Job, func(b *batchRecord) { b.Step = *rec }); err != nil {
 			return err
 		}
 	}
-	return tx.Put(kindStep, stepKey(rec.ID), rec)
+	return tx.Put(kindStep, stepKey(rec.ID), doc)
 }
 
 // forgetBatch forgets what a power failure leaves of batch steps that are forgotten. A later
@@ -348,18 +325,6 @@ func changeBatch(tx *store.Tx, job uint32, change func(*batchRecord)) error {
 	return tx.Put(kindBatch, jobKey(job), &b)
 }
 
-// forgetMax bounds what one step's end pays for others.
-const forgetMax = 64
-
-// forgetLocked takes the oldest of the surplus ended steps, as far as they are old.
-func (s *State) forgetLocked(now time.Duration) (gone []step.ID) {
-	for surplus := len(s.ended) - s.keepSteps; len(gone) < min(surplus, forgetMax) && now-s.ended[len(gone)].up >= s.keepAge; {
-		gone = append(gone, s.ended[len(gone)].id)
-	}
-	s.ended = slices.Delete(s.ended, 0, len(gone))
-	return gone
-}
-
 // Step returns one step, or an error that wraps ErrUnknown.
 func (s *State) Step(id step.ID) (*step.Record, error) {
 	rec := new(step.Record)
@@ -376,15 +341,31 @@ func (s *State) IDs(job uint32) (ids []step.ID) {
 			ids = append(ids, id)
 		}
 	}
-	slices.SortFunc(ids, compareIDs)
+	slices.SortFunc(ids, CompareIDs)
 	return ids
 }
 
 // Steps returns the steps of a job, or of all jobs where job is 0, by number.
 func (s *State) Steps(job uint32) ([]*step.Record, error) {
 	recs, err := records[step.Record](s, kindStep, ofJob(job))
-	slices.SortFunc(recs, func(a, b *step.Record) int { return compareIDs(a.ID, b.ID) })
+	slices.SortFunc(recs, func(a, b *step.Record) int { return CompareIDs(a.ID, b.ID) })
 	return recs, wrap(err, "cannot read steps")
+}
+
+// Unended returns the steps that have not ended, by number.
+func (s *State) Unended() (recs []*step.Record, err error) {
+	for _, key := range s.all.Keys(kindStep, "") {
+		if s.all.Size(kindEnded, key) > 0 { // thousands may have, and are not decoded
+			continue
+		}
+		rec := new(step.Record)
+		if err := s.all.Get(kindStep, key, rec); err != nil {
+			return nil, wrap(err, "cannot read steps")
+		}
+		recs = append(recs, rec)
+	}
+	slices.SortFunc(recs, func(a, b *step.Record) int { return CompareIDs(a.ID, b.ID) })
+	return recs, nil
 }
 
 // records returns the records of a kind whose keys begin with prefix.

@@ -175,6 +175,28 @@ func (s *Store) read(k id, counts func(*batch) bool) ([]byte, error) {
 	}
 }
 
+// Size is the size of the value of a record that is stored, in bytes; 0 is that there is none.
+func (s *Store) Size(kind, key string) int {
+	k := id{kind, key}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.volatile.index[kind][key]
+	for _, b := range slices.Backward(s.pending[k]) {
+		if ok && p.seq > b.seq {
+			break
+		}
+		if v := b.values[k]; b.fact && !bytes.Equal(v, deleted) {
+			return len(v)
+		} else if b.fact {
+			return 0
+		}
+	}
+	if !ok || p.dead {
+		return 0
+	}
+	return p.size
+}
+
 // Keys returns the keys of the kind's records that begin with the prefix, in no order.
 func (s *Store) Keys(kind, prefix string) (keys []string) {
 	s.mu.Lock()

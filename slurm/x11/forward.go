@@ -214,7 +214,11 @@ func (f *Forward) admit(c *net.TCPConn) {
 		return
 	}
 	f.wg.Go(func() {
-		f.serve(c)
+		silent := cmp.Or(f.cfg.hello, helloMax)
+		if other {
+			silent = min(silent, otherHelloMax)
+		}
+		f.serve(c, silent)
 		f.mu.Lock()
 		f.count(-1, other)
 		f.mu.Unlock()
@@ -231,18 +235,21 @@ func (f *Forward) count(n int, other bool) {
 
 const (
 	// helloMax is how long a client may be silent at first: one of X11 speaks before its server.
-	helloMax = 30 * time.Second
+	// One of another user's than the owner or root, which the X server will refuse, has less time.
+	helloMax      = 30 * time.Second
+	otherHelloMax = 2 * time.Second
 	// lingerMax is how long the other direction may go on when one has ended. X11 has no
 	// half-open connections.
 	lingerMax = 30 * time.Second
 )
 
-// serve passes a client's connection on. A client that says nothing does not reach the X server.
-func (f *Forward) serve(client *net.TCPConn) {
+// serve passes a client's connection on. A client that is silent for so long does not reach the X
+// server.
+func (f *Forward) serve(client *net.TCPConn, silent time.Duration) {
 	defer client.Close()
 	defer context.AfterFunc(f.ctx, func() { client.Close() })()
 	first := make([]byte, 4<<10)
-	client.SetReadDeadline(time.Now().Add(cmp.Or(f.cfg.hello, helloMax)))
+	client.SetReadDeadline(time.Now().Add(silent))
 	n, _ := client.Read(first)
 	if n == 0 {
 		return
