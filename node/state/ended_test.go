@@ -90,7 +90,7 @@ func TestStateEndedOlder(t *testing.T) {
 	at := newStates(t, 1)
 	at.cfg.KeepAge = time.Nanosecond
 	s := at.open()
-	first, _ := endOf(t, s, 7002, 100)
+	first, _ := endOf(t, s, 7002, 1000)
 	older := func(tx *store.Tx) error { return tx.Put(kindEnded, stepKey(first), Uptime{"boot", 1}) }
 	if err := s.all.Record(older); err != nil {
 		t.Fatal(err)
