@@ -16,6 +16,7 @@ import (
 	"stepd/api/stepapi"
 	"stepd/eventlog"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/node/state"
 	"stepd/step"
 )
@@ -210,7 +211,7 @@ func (n steps) events(ctx context.Context, id step.ID, follow bool, send func([]
 	defer ended()
 	ctx, stopped := child.Until(ctx, api.NewError(api.Unavailable, "noded is stopping; the step goes on"), n.stopping)
 	defer stopped()
-	err = n.watch(ctx, path, func() error { return tail.send(send) })
+	err = watch(ctx, &n.watches, path, func() error { return tail.send(send) })
 	if errors.Is(err, errEnded) {
 		return tail.send(send)
 	}
@@ -221,9 +222,9 @@ var errEnded = errors.New("the step has ended")
 
 // watch calls changed once, and again after each write to the file, until it
 // fails or ctx ends; it returns that error or ctx's cause.
-func (n *Node) watch(ctx context.Context, path string, changed func() error) error {
+func watch(ctx context.Context, watches *linux.Watches, path string, changed func() error) error {
 	// The watch comes before the first read: a write between the two is told.
-	written, stop, err := n.watches.Add(path, unix.IN_MODIFY)
+	written, stop, err := watches.Add(path, unix.IN_MODIFY)
 	if err != nil {
 		return err
 	}

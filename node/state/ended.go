@@ -139,7 +139,7 @@ func (s *State) readEnded() error {
 				return fmt.Errorf("cannot read when steps have ended: %w", err)
 			}
 			if at.BootID != s.boot || at.UID == nil {
-				if at, err = s.endedNow(tx, id, at); err != nil {
+				if at, err = endedNow(s, tx, id, at); err != nil {
 					return err
 				}
 				if err := tx.Put(kindEnded, key, at); err != nil {
@@ -160,7 +160,7 @@ func (s *State) readEnded() error {
 }
 
 // endedNow completes the record of an end of another boot, or of an older noded.
-func (s *State) endedNow(tx *store.Tx, id step.ID, at endedAt) (endedAt, error) {
+func endedNow(s *State, tx *store.Tx, id step.ID, at endedAt) (endedAt, error) {
 	if at.BootID != s.boot {
 		at.Uptime = Uptime{s.boot, s.clock.Up()}
 	}
