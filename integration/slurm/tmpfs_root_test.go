@@ -4,8 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
 	"stepd/internal/testkit"
@@ -58,4 +63,57 @@ func TestRootTmpfsKilled(t *testing.T) {
 		}
 		return nil
 	})
+	sweepsLater(t, c)
+}
+
+// sweepsLater has a step remove the private directories of a job whose extern step was killed, which
+// takes long: the step's own end does not wait for that.
+func sweepsLater(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	run := func(script string) string {
+		t.Helper()
+		out, err := c.Command(t.Context(), "alice", "timeout", "60", "sh", "-c", script).Output()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	job, err := strconv.Atoi(run("salloc -n1 --no-shell 2>&1 | sed -n 's/.*Granted job allocation //p'"))
+	must(t, err)
+	private := c.Path(fmt.Sprintf("jc/n1/%d/.%d", job, job))
+	extern := (&display{n: &displayNode{space: space(t, c)}, job: job}).externs()
+	if !killBoth(t, extern) {
+		t.Errorf("no extern step's daemon and keeper among %v", extern)
+	}
+	must(t, os.WriteFile(private+"/file", nil, 0o600)) // an empty directory is removed unopened
+	// Who opens the directory waits until the descriptor is closed.
+	hold, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC|unix.FAN_NONBLOCK, unix.O_RDONLY|unix.O_CLOEXEC)
+	must(t, err)
+	held := os.NewFile(uintptr(hold), "fanotify")
+	defer held.Close()
+	must(t, unix.FanotifyMark(hold, unix.FAN_MARK_ADD|unix.FAN_MARK_ONLYDIR, unix.FAN_OPEN_PERM|unix.FAN_ONDIR, unix.AT_FDCWD, private))
+	other := run("srun -Q sh -c 'echo $SLURM_JOB_ID; sleep .2'") // sweeps
+	must(t, held.SetReadDeadline(time.Now().Add(time.Minute)))
+	event := make([]byte, 64)
+	if n, err := held.Read(event); n == 0 || err != nil {
+		t.Errorf("the directory is not opened: %v", err)
+	}
+	eventually(t, time.Minute, func() error {
+		left, err := filepath.Glob(c.Path("spool/n1_" + other + ".*"))
+		if len(left) > 0 {
+			err = fmt.Errorf("steps that have ended have sockets: %q", left)
+		}
+		return err
+	})
+	if _, err := os.Lstat(private); err != nil {
+		t.Errorf("the directory is gone, which was held: %v", err)
+	}
+	must(t, held.Close())
+	eventually(t, time.Minute, func() error {
+		if _, err := os.Lstat(private); !os.IsNotExist(err) {
+			return fmt.Errorf("%q is left: %v", private, err)
+		}
+		return nil
+	})
+	run(fmt.Sprintf("scancel %d", job))
 }

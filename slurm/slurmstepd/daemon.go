@@ -344,10 +344,11 @@ func (d *daemon) run() int {
 	close(ended)
 	d.aud.end(&rec, d.conf.Stepd.KeepSteps)
 	d.group.leave(ctx)
-	<-swept
 	<-told
 	d.left.wait(report, d)
-	if err := errors.Join(d.st.EndHelpers(ctx), d.remove()); err != nil {
+	err := errors.Join(d.st.EndHelpers(ctx), d.remove())
+	<-swept // after the step's end: what another one has left, a large /tmp, may take long
+	if err != nil {
 		d.log.Error(err)
 		return 1
 	}
