@@ -384,7 +384,7 @@ func (r *chaosRound) judge(s *chaosStep, records []stepDoc) error {
 		}
 		for _, task := range d.Tasks {
 			switch {
-			case task.ExitCode != nil && !did(task.Rank, fmt.Sprintf("ended.%d", *task.ExitCode)):
+			case task.State == "EXITED" && task.ExitCode != nil && !did(task.Rank, fmt.Sprintf("ended.%d", *task.ExitCode)):
 				return fmt.Errorf("%s: rank %d is said to have ended with %d", d.id(), task.Rank, *task.ExitCode)
 			case task.State == "FAILED" && did(task.Rank, "began"):
 				return fmt.Errorf("%s: rank %d is said to be FAILED in %q, and it began", d.id(), task.Rank, task.Stage)

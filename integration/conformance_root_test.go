@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -153,7 +154,11 @@ func compile(t testing.TB, args ...string) {
 	if err := os.Remove(out); err != nil && !errors.Is(err, fs.ErrNotExist) { // it may be mapped, or run
 		t.Fatal(err)
 	}
-	must(t, os.WriteFile(out, program, 0o755))
+	// A child that is forked meanwhile would have the file open to write, and it could not be run.
+	syscall.ForkLock.RLock()
+	err = os.WriteFile(out, program, 0o755)
+	syscall.ForkLock.RUnlock()
+	must(t, err)
 	must(t, os.Chmod(out, 0o755))
 }
 
