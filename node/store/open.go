@@ -106,31 +106,26 @@ func (j *journal) load(folders func(string) (folder, error)) (r *replayed, err e
 	if err != nil {
 		return nil, err
 	}
-	if r, err = j.read(); unreadable(err) {
+	// At once: start copies every value, and a noded with hundreds of steps would else read
+	// each of them twice before it is ready.
+	content, err := readAll(j.f)
+	if unreadable(err) {
 		return j.moveAside()
 	}
-	return r, err
-}
-
-// atOnce is the size up to which a journal is held in memory while it is copied: start reads
-// every value, and a noded with hundreds of steps would else read each of them twice before it is
-// ready. The journal of thousands is larger than noded may be.
-const atOnce = 8 << 20
-
-// read replays the journal's file.
-func (j *journal) read() (*replayed, error) {
-	size, _, err := j.f.stat()
 	if err != nil {
 		return nil, err
 	}
-	if size > atOnce {
-		return replay(j.f, j.disk)
-	}
-	content := make([]byte, size)
-	if _, err := io.ReadFull(io.NewSectionReader(j.f, 0, size), content); err != nil { // of an empty one nothing is read
+	return replay(inline{j.f, content}, j.disk)
+}
+
+func readAll(f file) ([]byte, error) {
+	size, _, err := f.stat()
+	if err != nil {
 		return nil, err
 	}
-	return replay(inline{j.f, content}, j.disk)
+	content := make([]byte, size)
+	_, err = io.ReadFull(io.NewSectionReader(f, 0, size), content) // of an empty one nothing is read
+	return content, err
 }
 
 // abandon closes what load has opened.
