@@ -393,6 +393,9 @@ func (l *loader) set(s statement, pairs []pair, keys keySet, unknown Severity) b
 // unknownKey reports a key that is not read. In slurm.conf most of them are
 // the controller's; one that is nearly a key of ours is a slip.
 func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
+	if l.probs.unread {
+		return
+	}
 	found := Problem{Severity: sev, File: s.file, Line: s.line}
 	own := (&Stepd{}).keys(l.dir)[strings.ToLower(p.key)] != nil
 	near := meantKey(p.key, keys)

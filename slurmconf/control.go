@@ -38,6 +38,7 @@ func LoadSlurmd(path, hostname, node string) (*Config, error) {
 		cfg: slurmdDefaults(node), mpiTypes: slurmMPITypes, hostname: hostname, nodeName: node,
 		nodeSeen: map[string]statement{}, told: map[string]statement{}, control: new(controlLines),
 	}
+	l.probs.unread = true
 	digest := sha256.New()
 	l.digest = digest
 	c, _, err := run(l, path)

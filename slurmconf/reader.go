@@ -357,6 +357,7 @@ const problemsMax = 1000
 type problems struct {
 	list    []Problem
 	dropped int
+	unread  bool // no caller asks for them: the search for what was meant takes a step 1 ms
 }
 
 func (ps *problems) add(p Problem) {

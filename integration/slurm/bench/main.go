@@ -4,8 +4,8 @@
 //	go run ./integration/slurm/bench -bin $PWD/bin [-release 24.11] [-runs 9] [-only -n4]
 //
 // Each row has both medians, the ratio ours/slurmstepd (below 1 is faster) and where the
-// median of the pairs' ratios is to be sought in 19 of 20 cases. A row of stdin has a second line:
-// the processor time of srun itself, which copies its input in pieces of 1 KiB in one thread, beside
+// median of the pairs' ratios is to be sought in 19 of 20 cases. A row of a stream has a second line:
+// the processor time of srun itself, which copies in small pieces in one thread, beside
 // the whole time with slurmstepd. No step daemon can take less.
 package main
 
@@ -27,6 +27,7 @@ type row struct {
 	what  string
 	runs  int
 	stdin int64 // bytes
+	bulk  bool  // srun's own processor time is a second line
 	args  []string
 	batch bool // a job of its own: from its allocation to its end, by slurmctld's log
 	nodes bool // in clusters of three nodes
@@ -37,8 +38,8 @@ var rows = []row{
 	{what: "srun -n4", runs: 30, args: []string{"-n4", "/bin/true"}},
 	{what: "srun -n64 -O", runs: 15, args: []string{"-n64", "/bin/true"}},
 	{what: "srun -n256 -O", runs: 9, args: []string{"-n256", "/bin/true"}},
-	{what: "100 MB of stdout", runs: 7, args: []string{"-n1", "/bin/head", "-c", "100000000", "/dev/zero"}},
-	{what: "50 MB of stdin", runs: 7, stdin: 50e6, args: []string{"-n1", "/bin/sh", "-c", "exec cat >/dev/null"}},
+	{what: "100 MB of stdout", runs: 7, bulk: true, args: []string{"-n1", "/bin/head", "-c", "100000000", "/dev/zero"}},
+	{what: "50 MB of stdin", runs: 7, bulk: true, stdin: 50e6, args: []string{"-n1", "/bin/sh", "-c", "exec cat >/dev/null"}},
 	{what: "sbatch's turnaround", runs: 25, batch: true},
 	{what: "srun -N3 -n6, three slurmds", runs: 30, args: []string{"-N3", "-n6", "/bin/true"}, nodes: true},
 }
@@ -141,7 +142,7 @@ func measure(ctx context.Context, sides [2]*side, r row) error {
 		}
 	}
 	printRow(r.what, times)
-	if r.stdin > 0 {
+	if r.bulk {
 		printRow("  srun's own CPU, ours", [2][]float64{cpu[0], times[1]})
 	}
 	return nil
