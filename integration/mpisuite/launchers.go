@@ -16,9 +16,9 @@ import (
 
 // hydra takes the time limit from MPIEXEC_TIMEOUT.
 func hydra() launcher {
-	return launcher{name: "hydra", spare: 10 * time.Second, argv: func(np int) []string {
+	return launcher{name: "hydra", spare: 10 * time.Second, command: here(func(np int) []string {
 		return []string{"mpiexec.hydra", "-n", fmt.Sprint(np)}
-	}}
+	})}
 }
 
 // jobCPUs are what the job has that all tests run in: MPI_UNIVERSE_SIZE, too. Tests
@@ -58,9 +58,9 @@ func stepctl(bin string) (l launcher, stop func(), err error) {
 		return l, nil, err
 	}
 	job := strings.TrimPrefix(strings.TrimSpace(said), "job=")
-	return launcher{name: "stepctl", argv: func(np int) []string {
+	return launcher{name: "stepctl", command: here(func(np int) []string {
 			return append(slices.Clone(ctl), "run", "--jobid", job, "--mpi=pmi2", "-n", fmt.Sprint(np))
-		}}, func() {
+		})}, func() {
 			end(holder) // alloc passes it on
 			stopNoded()
 		}, nil

@@ -98,7 +98,7 @@ func TestReport(t *testing.T) {
 	script("bad", "echo ' No Errors'; exit 3")
 	script("differs", `[ "$WHO" = a ] || exit 1; echo ' No Errors'`)
 	by := func(who string) launcher {
-		return launcher{name: who, argv: func(int) []string { return []string{"env", "WHO=" + who} }}
+		return launcher{name: who, command: here(func(int) []string { return []string{"env", "WHO=" + who} })}
 	}
 	r := newReport([]launcher{by("a"), by("b")})
 	for _, name := range []string{"good", "bad", "differs"} {

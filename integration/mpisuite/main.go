@@ -1,6 +1,7 @@
-// Command mpisuite runs MPICH's own test programs under stepctl and under
-// mpiexec.hydra, test by test, and prints how many passed in each directory. It
-// fails if one passes under hydra and not here. mpich.sh builds the programs.
+// Command mpisuite runs MPICH's own test programs under mpiexec.hydra and under stepctl, or
+// (-on srun) under hydra and under the real srun on three nodes of a private Slurm, test by test,
+// and prints how many passed in each directory. It fails if one passes under hydra and not here.
+// mpich.sh builds the programs.
 package main
 
 import (
@@ -15,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"stepd/integration/slurm/cluster"
 )
 
 func main() {
@@ -23,7 +26,9 @@ func main() {
 	flag.StringVar(&o.bin, "bin", "bin", "the folder of the built programs")
 	flag.StringVar(&o.suite, "suite", "/var/cache/stepd-mpich/current/suite", "the folder of the built suite")
 	flag.StringVar(&o.only, "only", "", "only tests of this program")
-	flag.StringVar(&o.launchers, "launchers", "hydra,stepctl", "who launches")
+	flag.StringVar(&o.on, "on", "stepctl", "what is compared with hydra: stepctl, or srun on three nodes")
+	flag.StringVar(&o.release, "release", "22.05", "the release of Slurm: "+strings.Join(cluster.Releases(), ", "))
+	flag.StringVar(&o.cache, "cache", "/var/cache/stepd-slurm", "where the releases lie")
 	flag.StringVar(&o.log, "log", "build/mpi-suite.tsv", "where each test's outcome is written")
 	flag.DurationVar(&o.limit, "limit", 3*time.Minute, "how long a test may take that names no limit of its own")
 	flag.Parse()
@@ -35,9 +40,10 @@ func main() {
 }
 
 type options struct {
-	bin, suite, only, launchers, log string
-	dirs                             []string
-	limit                            time.Duration
+	bin, suite, only, log string
+	on, release, cache    string
+	dirs                  []string
+	limit                 time.Duration
 }
 
 func run(o options) error {
@@ -45,22 +51,11 @@ func run(o options) error {
 	if err != nil {
 		return err
 	}
-	var launchers []launcher
-	for _, name := range strings.Split(o.launchers, ",") {
-		switch name {
-		case "hydra":
-			launchers = append(launchers, hydra())
-		case "stepctl":
-			l, stop, err := stepctl(o.bin)
-			if err != nil {
-				return err
-			}
-			defer stop()
-			launchers = append(launchers, l)
-		default:
-			return fmt.Errorf("launcher %q is not known", name)
-		}
+	launchers, end, err := o.launchers()
+	if err != nil {
+		return err
 	}
+	defer end()
 	if err := os.MkdirAll(filepath.Dir(o.log), 0o755); err != nil {
 		return err
 	}
@@ -80,9 +75,25 @@ func run(o options) error {
 	}
 	r.print(os.Stdout, o.dirs)
 	if n := len(r.worse()); n > 0 {
-		return fmt.Errorf("%d tests pass under hydra and not under stepctl: see %q", n, o.log)
+		return fmt.Errorf("%d tests pass under hydra and not under %s: see %q", n, o.on, o.log)
 	}
 	return nil
+}
+
+// launchers are hydra and what is compared with it. end ends what they need.
+func (o options) launchers() (_ []launcher, end func(), err error) {
+	switch o.on {
+	case "stepctl":
+		l, end, err := stepctl(o.bin)
+		return []launcher{hydra(), l}, end, err
+	case "srun":
+		n, err := startNodes(context.Background(), o)
+		if err != nil {
+			return nil, nil, err
+		}
+		return []launcher{n.hydra(), n.srun()}, n.stop, nil
+	}
+	return nil, nil, fmt.Errorf("-on %q is neither stepctl nor srun", o.on)
 }
 
 // tests are the tests of all lists, in their order. What was not compiled is skipped.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -18,11 +17,21 @@ import (
 // launcher starts MPI programs.
 type launcher struct {
 	name string
-	// argv is the command line before the program's own.
-	argv func(np int) []string
+	// command is the command line of a test in a suite's folder.
+	command func(ctx context.Context, folder string, t test) *exec.Cmd
 	// spare is how much longer than its limit a test may take: of a launcher that
 	// ends it by itself. Then the launcher gets SIGTERM.
 	spare time.Duration
+}
+
+// here is the command of a launcher on this machine.
+func here(argv func(np int) []string) func(context.Context, string, test) *exec.Cmd {
+	return func(ctx context.Context, folder string, t test) *exec.Cmd {
+		line := append(argv(t.np), append([]string{"./" + t.program}, t.args...)...)
+		cmd := exec.CommandContext(ctx, line[0], line[1:]...)
+		cmd.Dir = filepath.Join(folder, t.dir)
+		return cmd
+	}
 }
 
 // outcome is how one test ended under one launcher.
@@ -40,10 +49,8 @@ var noErrors = regexp.MustCompile(`(?i)^\s*(No errors|Test passed)\s*$`)
 func (l launcher) run(folder string, t test) outcome {
 	ctx, cancel := context.WithTimeout(context.Background(), t.limit+l.spare)
 	defer cancel()
-	argv := append(l.argv(t.np), append([]string{"./" + t.program}, t.args...)...)
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Dir = filepath.Join(folder, t.dir)
-	cmd.Env = append(append(os.Environ(), fmt.Sprintf("MPIEXEC_TIMEOUT=%.0f", t.limit.Seconds())), t.env...)
+	cmd := l.command(ctx, folder, t)
+	cmd.Env = append(append(cmd.Environ(), fmt.Sprintf("MPIEXEC_TIMEOUT=%.0f", t.limit.Seconds())), t.env...)
 	// A launcher's own signals go to its group; who hangs is asked to end first, so
 	// that nothing of it stays.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
