@@ -21,15 +21,15 @@ import (
 )
 
 // startPeers starts three nodes with the MPI programs. standIn says that srun has no mpi/pmix of
-// its own.
-func startPeers(t *testing.T) (c *cluster.Cluster, standIn bool) {
+// its own. conf is stepd.conf.
+func startPeers(t *testing.T, conf string) (c *cluster.Cluster, standIn bool) {
 	t.Helper()
 	testkit.RequireRoot(t)
 	release := os.Getenv("RELEASE")
 	if release == "" {
 		release = "22.05"
 	}
-	site := cluster.Site{Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3}
+	site := cluster.Site{Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3, Files: map[string]string{"stepd.conf": conf}}
 	standIn = addPMIx(t, &site)
 	c, err := cluster.Start(t.Context(), site)
 	must(t, err)
@@ -67,7 +67,7 @@ func addPMIx(t *testing.T, site *cluster.Site) bool {
 	}
 	plugin, err := os.ReadFile(file)
 	must(t, err)
-	site.Files = map[string]string{"mpi_pmix.so": string(plugin)}
+	site.Files["mpi_pmix.so"] = string(plugin)
 	site.Conf += "PluginDir=" + pluginDir + ":DIR/\n"
 	return true
 }
@@ -88,7 +88,7 @@ func runPeers(t *testing.T, c *cluster.Cluster, script string) (out string, code
 // TestRootPeers runs MPI's start-up on 2 and 3 nodes.
 func TestRootPeers(t *testing.T) {
 	t.Parallel()
-	c, standIn := startPeers(t)
+	c, standIn := startPeers(t, "")
 	for _, program := range []string{"pmi2", "pmix"} {
 		for _, size := range []struct{ nodes, ranks int }{{2, 2}, {3, 6}, {3, 64}} {
 			out, code := runPeers(t, c, fmt.Sprintf("srun -Q -N%d -n%d -O --mpi=%s $DIR/%s", size.nodes, size.ranks, program, program))
@@ -106,6 +106,41 @@ func TestRootPeers(t *testing.T) {
 	}
 	if out, code := runPeers(t, c, "srun -Q -N3 -n6 --mpi=pmi2 $DIR/pmi2 enough"); code == 0 || strings.Contains(out, "lost node") {
 		t.Errorf("an abort: exit code %d\n%s", code, out)
+	}
+	for _, node := range c.Nodes() {
+		gone(t, c, node)
+	}
+}
+
+// closePorts is a firewall of the first node, whose step daemon is the tree's root: what goes to the
+// second node's ports is refused, and what goes to the third's is lost.
+const closePorts = `set -e
+ip rule add to 10.77.0.12 ipproto 6 dport 60001-60009 unreachable
+ip link add hole type veth peer name bottom
+ip link set hole arp off up
+ip link set bottom up
+ip route add default dev hole table 77
+ip rule add to 10.77.0.13 ipproto 6 dport 60001-60009 table 77`
+
+// TestRootPeersClosed: where a firewall closes the ports, MPI goes by the slurmds, and the log says so.
+func TestRootPeersClosed(t *testing.T) {
+	t.Parallel()
+	c, _ := startPeers(t, "PeerPorts=60001-60009\n")
+	if out, err := c.On(t.Context(), "n1", "root", "sh", "-c", closePorts).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, program := range []string{"pmi2", "pmix"} {
+		out, code := runPeers(t, c, fmt.Sprintf("srun -Q -N3 -n6 -O --mpi=%s $DIR/%s", program, program))
+		if n := strings.Count(out, "of 6 ok\n"); n != 6 || code != 0 {
+			t.Errorf("%s: exit code %d\n%s", program, code, out)
+		}
+	}
+	log, err := os.ReadFile(c.Path("slurmd.n1.log"))
+	must(t, err)
+	for _, node := range []string{"n2", "n3"} {
+		if said := regexp.MustCompile(`cannot connect to node ` + node + `: .*goes by slurmd there, which is slower \(PeerPorts`).FindAll(log, -1); len(said) != 2 {
+			t.Errorf("the log of n1 has %d lines of the ports of %s, want one a step", len(said), node)
+		}
 	}
 	for _, node := range c.Nodes() {
 		gone(t, c, node)
@@ -174,7 +209,7 @@ func gone(t *testing.T, c *cluster.Cluster, node string) {
 // often.
 func TestRootPeersLost(t *testing.T) {
 	t.Parallel()
-	c, _ := startPeers(t)
+	c, _ := startPeers(t, "")
 	points := 2
 	if n, err := strconv.Atoi(os.Getenv("POINTS")); err == nil {
 		points = n
