@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	fields "stepd/internal/wire"
 	"stepd/stepnet"
 )
 
@@ -59,6 +60,7 @@ type office struct {
 	change   func(from, to int, data []byte) [][]byte
 	patience time.Duration
 	limits   stepnet.Limits
+	distance time.Duration // how long what nodes write to each other is under way
 }
 
 func newOffice(t testing.TB, nodes int) *office {
@@ -155,7 +157,12 @@ func (o *office) config(self int) Config {
 			}
 			return "127.0.0.1", nil
 		},
-		Hide: func(_ context.Context, data []byte) (string, error) { return "root:" + string(data), nil },
+		Hide: func(_ context.Context, data []byte) (string, error) {
+			if o.distance > 0 {
+				data = o.farther(data)
+			}
+			return "root:" + string(data), nil
+		},
 		Reveal: func(_ context.Context, token string) ([]byte, error) {
 			data, ok := strings.CutPrefix(token, "root:")
 			if !ok {
@@ -170,6 +177,62 @@ func (o *office) config(self int) Config {
 			o.lost <- self
 		},
 		Log: func(line string) { o.note(fmt.Sprintf("n%d: %s", self, line)) }, Patience: o.patience, Limits: o.limits,
+	}
+}
+
+// farther is a child's hello that names a port at a distance from the child's own.
+func (o *office) farther(data []byte) []byte {
+	end := len(data) - 4 // the port is last
+	port := fields.Reader{B: data[end:]}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		o.t.Error(err)
+		return data
+	}
+	o.t.Cleanup(func() { l.Close() })
+	near := fmt.Sprint("127.0.0.1:", port.U32())
+	go func() {
+		for {
+			parent, err := l.Accept()
+			if err != nil {
+				return
+			}
+			child, err := net.Dial("tcp", near)
+			if err != nil {
+				parent.Close()
+				continue
+			}
+			go carry(child, parent, o.distance)
+			go carry(parent, child, o.distance)
+		}
+	}()
+	w := fields.Writer{B: data[:end:end]}
+	w.U32(uint32(l.Addr().(*net.TCPAddr).Port))
+	return w.B
+}
+
+// carry brings what comes from one connection to the other, so much later.
+func carry(to, from net.Conn, distance time.Duration) {
+	type piece struct {
+		data []byte
+		due  time.Time
+	}
+	way := make(chan piece, 1000)
+	go func() {
+		defer to.Close()
+		for p := range way {
+			time.Sleep(time.Until(p.due))
+			to.Write(p.data)
+		}
+	}()
+	defer close(way)
+	for {
+		data := make([]byte, 16<<10)
+		n, err := from.Read(data)
+		if err != nil {
+			return
+		}
+		way <- piece{data[:n], time.Now().Add(distance)}
 	}
 }
 

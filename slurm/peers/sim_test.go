@@ -15,9 +15,11 @@ import (
 )
 
 // TestSimulation has so many daemons in this process join, meet and end: PEERS= of them (100),
-// with 1,000 a run prints how a fence grows with the tree's depth.
+// with 1,000 a run prints how a fence grows with the tree's depth. DISTANCE= is how long each
+// frame is under way (0): all daemons share this machine's processors, as nodes do not.
 func TestSimulation(t *testing.T) {
 	most := 100
+	distance, _ := time.ParseDuration(os.Getenv("DISTANCE"))
 	if n, err := strconv.Atoi(os.Getenv("PEERS")); err == nil {
 		most = n
 	}
@@ -26,6 +28,7 @@ func TestSimulation(t *testing.T) {
 			break
 		}
 		o := newOffice(t, n)
+		o.distance = distance
 		began := time.Now()
 		groups := o.all()
 		if err := fence(groups, "up", nil); err != nil {
