@@ -182,7 +182,7 @@ func (n *node) killsOnV1(t *testing.T, least int, argv ...string) {
 }
 
 // TestRootEscapedTask: a task that root has moved away is reported, gets the
-// step's signals, and ends with it.
+// step's signals, and ends with it; an orphan of another task's is reported alone.
 func TestRootEscapedTask(t *testing.T) {
 	for name, force := range map[string]string{"v2": "", "v1": forceV1} {
 		t.Run(name, func(t *testing.T) {
@@ -209,13 +209,20 @@ func TestRootEscapedTask(t *testing.T) {
 					return nil
 				})
 			})
-			p := n.start(t, call{args: []string{"run", "-n", "2", "sh", "-c", "trap '' TERM; : >trap.$SLURM_PROCID; while :; do sleep 0.1; done"}})
+			p := n.start(t, call{args: []string{"run", "-n", "2", "sh", "-c", "trap '' TERM; (setsid sh -c 'echo $$ >o.$SLURM_PROCID; mv o.$SLURM_PROCID orphan.$SLURM_PROCID; exec sleep 86396' </dev/null >/dev/null 2>&1 &); : >trap.$SLURM_PROCID; while :; do sleep 0.1; done"}})
 			doc := n.running(t)
 			for rank := range 2 {
 				awaitFile(t, filepath.Join(n.wd, fmt.Sprint("trap.", rank)))
 			}
 			pid := *n.show(t, doc.id()).Tasks[1].PID
-			must(t, os.WriteFile(filepath.Join(away, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
+			awaitFile(t, filepath.Join(n.wd, "orphan.0"))
+			text, err := os.ReadFile(filepath.Join(n.wd, "orphan.0"))
+			must(t, err)
+			orphan, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			must(t, err)
+			for _, moved := range []int{pid, orphan} {
+				must(t, os.WriteFile(filepath.Join(away, "cgroup.procs"), []byte(strconv.Itoa(moved)), 0))
+			}
 			ok(t, "cancel", n.ctl(t, "cancel", doc.id()))
 			r := p.wait(t)
 			if r.code != 137 {
@@ -225,6 +232,8 @@ func TestRootEscapedTask(t *testing.T) {
 			if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 				t.Errorf("the task that was moved: %v", err)
 			}
+			n.logs(t, fmt.Sprintf("process %d (\\\"sleep\\\") was moved out of the step's cgroup to ", orphan))
+			must(t, syscall.Kill(orphan, syscall.SIGKILL))
 			n.checkClean(t)
 		})
 	}

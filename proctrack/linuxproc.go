@@ -307,11 +307,14 @@ func allPIDs() ([]int, error) {
 // parents before their children. Zombies are among them. Children of a process
 // that dies during the scan go to the roots (if one of these is a subreaper),
 // so these are read again at the end, until nothing new is found.
-func descendants(roots ...int) ([]int, error) {
+func descendants(roots ...int) ([]int, error) { return descendantsBy(childrenOf, roots...) }
+
+// descendantsBy reads a process's children by a function.
+func descendantsBy(children func(pid int) ([]int, error), roots ...int) ([]int, error) {
 	seen := set(roots)
 	var found []int
 	add := func(parent int) error {
-		pids, err := childrenOf(parent)
+		pids, err := children(parent)
 		for _, pid := range pids {
 			if !seen[pid] {
 				seen[pid] = true
@@ -349,19 +352,28 @@ func childrenOf(pid int) ([]int, error) {
 	}
 	var all []int
 	for _, thread := range threads {
-		path := filepath.Join(dir, thread.Name(), "children")
-		data, err := os.ReadFile(path)
-		if noProcess(err) {
-			continue
-		}
-		var pids []int
-		if err == nil {
-			pids, err = parsePIDs(data)
-		}
+		pids, err := childrenOfThread(pid, thread.Name())
 		if err != nil {
-			return nil, fmt.Errorf("cannot read %q: %w", path, err)
+			return nil, err
 		}
 		all = append(all, pids...)
 	}
 	return all, nil
+}
+
+// childrenOfThread reads the list of one thread; a thread that has ended has none.
+func childrenOfThread(pid int, thread string) ([]int, error) {
+	path := filepath.Join("/proc", strconv.Itoa(pid), "task", thread, "children")
+	data, err := os.ReadFile(path)
+	if noProcess(err) {
+		return nil, nil
+	}
+	var pids []int
+	if err == nil {
+		pids, err = parsePIDs(data)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %q: %w", path, err)
+	}
+	return pids, nil
 }

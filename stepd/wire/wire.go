@@ -105,7 +105,7 @@ func openTracker(place step.Proctrack, perTask bool, reaper proctrack.Reaper) (t
 				return nil, fmt.Errorf("cannot open tracker %q: its directory %q is not absolute", place.Kind, dir)
 			}
 		}
-		return proctrack.NewCgroup(proctrack.CgroupConfig{Dir: filepath.Clean(place.Dir), Tasks: filepath.Clean(place.Tasks), PerTask: perTask}), nil
+		return proctrack.NewCgroup(proctrack.CgroupConfig{Dir: filepath.Clean(place.Dir), Tasks: filepath.Clean(place.Tasks), PerTask: perTask, MainForks: true}), nil
 	case proctrack.KindLinuxProc:
 		return proctrack.NewLinuxProc(os.Getpid(), reaper), nil
 	case proctrack.KindPGID:
