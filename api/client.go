@@ -117,10 +117,14 @@ func (c *Client) Overview(ctx context.Context, all bool) iter.Seq2[*step.Record,
 }
 
 // Signal sends a signal to a step, or to all steps of a job.
-func (c *Client) Signal(ctx context.Context, in *SignalRequest) error { return c.do(ctx, "signal", in) }
+func (c *Client) Signal(ctx context.Context, in *SignalRequest) (*EndReply, error) {
+	return call[EndReply](ctx, c, "signal", in)
+}
 
 // Cancel ends a step, or a job.
-func (c *Client) Cancel(ctx context.Context, in *CancelRequest) error { return c.do(ctx, "cancel", in) }
+func (c *Client) Cancel(ctx context.Context, in *CancelRequest) (*EndReply, error) {
+	return call[EndReply](ctx, c, "cancel", in)
+}
 
 // Suspend stops the tasks of a step, or of all steps of a job, which then takes no
 // further ones. It returns when they stand still.

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/internal/quickjson"
 )
 
@@ -304,51 +305,18 @@ func readLine(r *bufio.Reader, most int) ([]byte, error) {
 	}
 }
 
-// connectSlice is how long connect(2) waits for a place in the queue of connections before
-// the context is looked at.
-const connectSlice = 200 * time.Millisecond
-
-// tryConnect connects through the directory's descriptor, because sun_path holds 108 bytes.
+// tryConnect connects once; a full queue of connections is waited for.
 func tryConnect(ctx context.Context, path string) (*os.File, error) {
-	fail := func(err error) (*os.File, error) {
+	fd, err := linux.Connect(ctx, unix.SOCK_STREAM, filepath.Dir(path), filepath.Base(path))
+	if cause := ctx.Err(); cause != nil && err != nil {
+		return nil, ContextError(cause)
+	}
+	if err != nil {
 		words := err.Error()
-		if err == unix.ENOENT || err == unix.ECONNREFUSED {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
 			words = "start it (systemctl start noded)"
 		}
 		return nil, &Error{Code: Unavailable, Message: fmt.Sprintf("cannot connect to noded at %q: %s", path, words), cause: err}
-	}
-	dir, err := unix.Open(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fail(err)
-	}
-	defer unix.Close(dir)
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fail(err)
-	}
-	// A connect(2) that does not block fails where the queue of connections is full; this
-	// one waits (unix(7), EAGAIN).
-	wait := unix.NsecToTimeval(int64(connectSlice))
-	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait)
-	to := &unix.SockaddrUnix{Name: "/proc/self/fd/" + strconv.Itoa(dir) + "/" + filepath.Base(path)}
-	for err == nil {
-		if cause := ctx.Err(); cause != nil {
-			unix.Close(fd)
-			return nil, ContextError(cause)
-		}
-		if err = unix.Connect(fd, to); err == nil {
-			break
-		}
-		if err == unix.EAGAIN || err == unix.EINTR {
-			err = nil
-		}
-	}
-	if err == nil {
-		err = unix.SetNonblock(fd, true) // for deadlines
-	}
-	if err != nil {
-		unix.Close(fd)
-		return fail(err)
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }

@@ -44,6 +44,14 @@ type Empty struct {
 	Envelope
 }
 
+// EndReply is the reply of signal and cancel.
+type EndReply struct {
+	Envelope
+	// Notes are what the user is to know of the request, a line each: which stepd does not
+	// answer, and when it is killed with its step.
+	Notes []string `json:"notes,omitempty"`
+}
+
 // StepRef names a step, or a job with all of its steps.
 type StepRef struct {
 	JobID uint32 `json:"job_id"`

@@ -164,7 +164,7 @@ func start(client *api.Client, o *options.Run, p *plugins.Host, hooks mpi.Client
 	ref := api.StepRef{JobID: reserved.JobID, StepID: &reserved.StepID}
 	change, err := localUserInit(o, p, hooks, req, reserved)
 	if err != nil {
-		cerr := client.Cancel(ctx, &api.CancelRequest{StepRef: ref, Reason: "the client's plugins failed"})
+		_, cerr := client.Cancel(ctx, &api.CancelRequest{StepRef: ref, Reason: "the client's plugins failed"})
 		if cerr != nil {
 			terminal.Say("error: cannot give step %d.%d back: %s", reserved.JobID, reserved.StepID, cerr)
 		}
@@ -262,7 +262,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 		l.giveUp(err.Error())
 		return nil, err
 	}
-	conn, err := stepapi.DialDir(reply.SocketDir, reply.SocketName)
+	conn, err := stepapi.DialDir(context.Background(), reply.SocketDir, reply.SocketName)
 	if err != nil {
 		return l.wait() // it has ended already, or cannot be reached: noded knows
 	}
@@ -310,7 +310,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 func (l *launch) giveUp(why string) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	err := l.client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(l.id), Reason: why})
+	_, err := l.client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(l.id), Reason: why})
 	if err != nil {
 		terminal.Say("error: cannot cancel step %s: %s", l.id, err)
 	}

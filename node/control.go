@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -18,43 +19,43 @@ import (
 )
 
 // Signal sends a signal to the processes, as scope has it (stepapi.Msg), of the steps that ref
-// names.
-func (n steps) Signal(ctx context.Context, ref api.StepRef, signal int, scope string) error {
-	return n.tell(ref, "signal", func(f *follower) error {
-		_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
+// names. The notes are for the user.
+func (n steps) Signal(ctx context.Context, ref api.StepRef, signal int, scope string) (notes []string, err error) {
+	return n.tell(ref, "signal", func(f *follower) (note string, err error) {
+		_, err = f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeSignal, Signal: signal, Scope: scope})
 		if errors.Is(err, errSilent) && syscall.Signal(signal) == syscall.SIGKILL {
-			endSilent(f, "killed by SIGKILL")
-			return nil
+			return endSilent(f, "killed by SIGKILL"), nil
 		}
-		return err
+		return "", err
 	})
 }
 
-// Cancel ends the steps that ref names. The end of an allocation begins with it.
-func (n steps) Cancel(ctx context.Context, ref api.StepRef, reason string) error {
+// Cancel ends the steps that ref names. The end of an allocation begins with it. The notes are
+// for the user.
+func (n steps) Cancel(ctx context.Context, ref api.StepRef, reason string) (notes []string, err error) {
 	if j := n.reg.job(ref.JobID); ref.StepID == nil && j != nil && j.Origin == step.OriginAlloc {
 		n.endAlloc(j, reason)
-		return nil
+		return nil, nil
 	}
-	return n.tell(ref, verbCancel, func(f *follower) error { return f.cancel(ctx, reason) })
+	return n.tell(ref, verbCancel, func(f *follower) (string, error) { return f.cancel(ctx, reason) })
 }
 
 // Fail is Cancel, and makes FAILED of a step that has ended well: a required plugin has failed on
 // its client's side since (SpankStrict), and the client ends with 1.
-func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) error {
+func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) (notes []string, err error) {
 	if ref.StepID == nil {
-		return api.NewError(api.InvalidArgument, "step_id: failed is for one step")
+		return nil, api.NewError(api.InvalidArgument, "step_id: failed is for one step")
 	}
 	id := step.ID{Job: ref.JobID, Step: *ref.StepID}
-	err := n.Cancel(ctx, ref, reason)
+	notes, err = n.Cancel(ctx, ref, reason)
 	if api.CodeOf(err) != api.FailedPrecondition {
-		return err
+		return notes, err
 	}
 	if f := n.reg.follower(id); f != nil {
 		select { // between the step's end and its storing there is nothing to change yet
 		case <-f.stored:
 		case <-ctx.Done():
-			return api.ContextError(ctx.Err())
+			return nil, api.ContextError(ctx.Err())
 		}
 	}
 	rec, err := n.store.Fail(id, reason)
@@ -63,67 +64,70 @@ func (n steps) Fail(ctx context.Context, ref api.StepRef, reason string) error {
 		err = n.spool.LogEnd(rec)
 	}
 	if err != nil {
-		return api.NewError(api.Unavailable, err.Error())
+		return nil, api.NewError(api.Unavailable, err.Error())
 	}
-	return nil
+	return nil, nil
 }
 
 // verbCancel is what tell does for Cancel.
 const verbCancel = "cancel"
 
-// tell passes a request on to the running steps that ref names.
-func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) error) error {
+// tell passes a request on to the running steps that ref names, to all at once: a stepd that does
+// not answer is waited for. It returns their notes.
+func (n steps) tell(ref api.StepRef, verb string, pass func(*follower) (note string, err error)) (notes []string, err error) {
 	ids, err := n.IDs(ref)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	told := 0
-	for _, id := range ids {
+	told, words, errs := make([]bool, len(ids)), make([]string, len(ids)), make([]error, len(ids))
+	var wg sync.WaitGroup
+	for i, id := range ids {
 		f := n.reg.follower(id)
 		if f == nil || f.is(stepSettled, stepDropped) { // in ExitGrace stepd takes no request
 			continue
 		}
-		if err := pass(f); err != nil {
-			if f.is(stepSettled, stepDropped) { // it ended while it was asked, perhaps by that
-				if verb == verbCancel && f.record().State == step.Cancelled {
-					told++
-				}
-				continue
+		wg.Go(func() {
+			var err error
+			if words[i], err = pass(f); err == nil {
+				told[i] = true
+			} else if f.is(stepSettled, stepDropped) { // it ended while it was asked, perhaps by that
+				told[i] = verb == verbCancel && f.record().State == step.Cancelled
+			} else {
+				errs[i] = api.Errorf(api.Unavailable, "cannot %s step %s: %v", verb, id, err)
 			}
-			return api.Errorf(api.Unavailable, "cannot %s step %s: %v", verb, id, err)
-		}
-		told++
+		})
 	}
-	switch {
-	case told > 0:
-		return nil
+	wg.Wait()
+	notes = slices.DeleteFunc(words, func(note string) bool { return note == "" })
+	switch err = cmp.Or(errs...); {
+	case err != nil || slices.Contains(told, true):
+		return notes, err
 	case len(ids) == 0:
-		return api.Errorf(api.FailedPrecondition, "job %d has no step", ref.JobID)
+		return nil, api.Errorf(api.FailedPrecondition, "job %d has no step", ref.JobID)
 	}
-	return api.Errorf(api.FailedPrecondition, "step %s has ended", ids[0])
+	return nil, api.Errorf(api.FailedPrecondition, "step %s has ended", ids[0])
 }
 
 // cancel ends the step wherever it is on its way. Of a step that has no stepd
-// yet it does not wait for the end.
-func (f *follower) cancel(ctx context.Context, reason string) error {
+// yet it does not wait for the end. The note is for the user.
+func (f *follower) cancel(ctx context.Context, reason string) (note string, err error) {
 	reason = cmp.Or(reason, "cancelled")
 	if f.claim() {
 		f.n.work.Go(func() { f.giveBack(reason) })
-		return nil
+		return "", nil
 	}
 	f.mu.Lock()
 	if f.phase == stepLaunching || f.phase == stepDropped {
 		f.cancelled = reason // the launch looks at it before it starts stepd
 		f.mu.Unlock()
-		return nil
+		return "", nil
 	}
 	f.mu.Unlock()
-	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
+	_, err = f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason})
 	if errors.Is(err, errSilent) {
-		endSilent(f, reason)
-		return nil
+		return endSilent(f, reason), nil
 	}
-	return err
+	return "", err
 }
 
 // askMax bounds the wait for a stepd's answer to Signal and Cancel.
@@ -140,9 +144,9 @@ func askWithin(ctx context.Context, f *follower, m *stepapi.Msg, patience time.D
 	if !f.hasStepd() {
 		return nil, errors.New("the step was not started yet")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w within %v", errSilent, patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%w within %v: it is stopped, frozen or stuck, and `stepctl cancel %s` kills it with its step", errSilent, patience, f.id))
 	defer cancel()
-	c, err := stepapi.DialDir(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id))
+	c, err := stepapi.DialDir(ctx, f.n.spool.StepsDir(), f.n.spool.SocketName(f.id))
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +200,7 @@ func (n *Node) cancelLater(f *follower, reason string) {
 	n.work.Go(func() {
 		ctx, stop := child.Until(context.Background(), context.Canceled, n.stopping, f.ended)
 		defer stop()
-		err := f.cancel(ctx, reason)
+		_, err := f.cancel(ctx, reason)
 		if err == nil {
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -17,8 +18,11 @@ import (
 // finish comes after stepd's exit: it finds the result, or makes one that says
 // what happened, and leaves nothing of the step behind.
 func (f *follower) finish() {
-	ending := f.proc.Ending() // reaps
-	ending = cmp.Or(f.foreign, ending)
+	conclude(f, cmp.Or(f.foreign, f.proc.Ending())) // Ending reaps
+}
+
+// conclude settles the step, where that is not done, for this end of stepd's, and cleans up.
+func conclude(f *follower, ending string) {
 	state := step.Failed
 	if f.unanswered != "" {
 		ending, state = f.unanswered, step.Cancelled
@@ -175,19 +179,20 @@ func (f *follower) cleanup() {
 	measure(f)
 }
 
-// goOnWithout ends a step that has its result and whose stepd SIGKILL does not end: a
-// pipe of its client's stands in the kernel for as long as a page of the client's memory
+// goOnWithout ends a step that has its result, or whose stepd did not answer, where SIGKILL does
+// not end stepd: cgroup v1's freezer keeps it, or a pipe of its client's stands in the kernel for as long as a page of the client's memory
 // does not come (a file of a FUSE server that is gone, userfaultfd(2)), and so does
 // a process that writes to it or closes it. The step's place is then held as for any process
 // that does not die, and the job goes on.
 func (f *follower) goOnWithout() {
-	f.log.Errorf("stepd (pid %d) has given its result and still exists %v after SIGKILL: the step ends without it", f.proc.PID, f.n.leaveMax)
+	ending := fmt.Sprintf("stepd (pid %d) still exists %v after SIGKILL", f.proc.PID, f.n.leaveMax)
+	f.log.Errorf("%s: the step ends without it", ending)
 	p := f.proc
 	go func() { // ends with stepd, or with us: process 1 then reaps it
 		if p.Wait(context.Background()) == nil {
-			_ = p.Reap() // the step has its result
+			_ = p.Reap() // the step has its end
 		}
 		p.Close()
 	}()
-	f.cleanup()
+	conclude(f, ending)
 }

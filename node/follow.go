@@ -52,7 +52,7 @@ type follower struct {
 	cancelled string
 	suspendBy *uint32
 	orphaned  bool
-	silent    bool // guarded by mu: endSilent waits
+	silent    time.Time // guarded by mu: until when endSilent waits, zero if it does not
 	// claimed is closed when a reservation is launched or given back.
 	claimed chan struct{}
 	res     *reservation    // the owner's, until the launch; nil after it
@@ -262,6 +262,7 @@ func (f *follower) hearOut(msgs <-chan *stepapi.Msg, exited <-chan error) (left 
 			if err := f.n.killStepd(f.proc); err != nil {
 				f.log.Errorf("cannot kill stepd: %v", err)
 			}
+			stuck = time.After(f.n.leaveMax)
 		case <-stuck:
 			f.goOnWithout()
 			return false

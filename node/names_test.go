@@ -85,7 +85,8 @@ func TestSpawnStep(t *testing.T) {
 }
 
 func (tn *testNode) cancel(id step.ID) error {
-	return tn.reg.follower(id).cancel(context.Background(), "")
+	_, err := tn.reg.follower(id).cancel(context.Background(), "")
+	return err
 }
 
 // TestPublishedNames: names are the job's, within limits, and a noded that comes

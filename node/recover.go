@@ -116,7 +116,9 @@ func (r *recovery) refind(ctx context.Context) error {
 
 // hello connects to the stepd behind a step's socket, and returns what it says at first.
 func (r *recovery) hello(id step.ID) (*stepapi.Conn, *stepapi.Msg, error) {
-	conn, err := stepapi.DialDir(r.n.spool.StepsDir(), r.n.spool.SocketName(id))
+	ctx, cancel := context.WithTimeout(context.Background(), helloMax)
+	defer cancel()
+	conn, err := stepapi.DialDir(ctx, r.n.spool.StepsDir(), r.n.spool.SocketName(id))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -360,7 +362,9 @@ func (r *recovery) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, s
 	if err != nil {
 		return nil, nil, err.Error()
 	}
-	conn, err := stepapi.DialDir(dir, name)
+	ctx, cancel := context.WithTimeout(context.Background(), helloMax)
+	defer cancel()
+	conn, err := stepapi.DialDir(ctx, dir, name)
 	if err != nil {
 		// It may be past serving, on its way to leave a result file.
 		r.n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.PID, err)

@@ -127,12 +127,12 @@ func (s *service) Release(ctx context.Context, in *api.ReleaseRequest) (*api.Emp
 	return askFor[api.Empty](ctx, s, "release", in)
 }
 
-func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.Empty, error) {
-	return askFor[api.Empty](ctx, s, "signal", in)
+func (s *service) Signal(ctx context.Context, in *api.SignalRequest) (*api.EndReply, error) {
+	return askFor[api.EndReply](ctx, s, "signal", in)
 }
 
-func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.Empty, error) {
-	return askFor[api.Empty](ctx, s, "cancel", in)
+func (s *service) Cancel(ctx context.Context, in *api.CancelRequest) (*api.EndReply, error) {
+	return askFor[api.EndReply](ctx, s, "cancel", in)
 }
 
 func (s *service) Drain(ctx context.Context, in *api.DrainRequest) (*api.Empty, error) {

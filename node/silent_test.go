@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/api"
+	"stepd/internal/child"
 	"stepd/step"
 )
 
@@ -17,23 +19,27 @@ func TestSilentStepd(t *testing.T) {
 	tn := start(t, t.TempDir(), func(c *Config) { c.unkillable = 30 * time.Millisecond })
 	t.Cleanup(func() { tn.stop() })
 	tn.askMax = 30 * time.Millisecond
-	for name, end := range map[string]func(id step.ID) error{
-		"cancelled by uid 0": func(id step.ID) error {
-			_, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(id)})
-			return err
+	for name, end := range map[string]func(id step.ID) (*api.EndReply, error){
+		"cancelled by uid 0": func(id step.ID) (*api.EndReply, error) {
+			return tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(id)})
 		},
-		"killed by SIGKILL": func(id step.ID) error {
-			_, err := tn.svc.Signal(as(0), &api.SignalRequest{StepRef: ref(id), Signal: int(unix.SIGKILL)})
-			return err
+		"killed by SIGKILL": func(id step.ID) (*api.EndReply, error) {
+			return tn.svc.Signal(as(0), &api.SignalRequest{StepRef: ref(id), Signal: int(unix.SIGKILL)})
 		},
 	} {
 		id := tn.run(1000, request("silent"))
 		if _, err := tn.svc.Signal(as(0), &api.SignalRequest{StepRef: ref(id), Signal: int(unix.SIGTERM)}); err == nil || !strings.Contains(err.Error(), "stepd does not answer within 30ms") {
 			t.Errorf("SIGTERM: %v", err)
 		}
-		for range 2 { // a second one changes nothing
-			if err := end(id); err != nil && api.CodeOf(err) != api.FailedPrecondition {
+		stepd := tn.reg.follower(id).record().StepdPID
+		for again := range 2 { // a second one changes nothing
+			r, err := end(id)
+			if err != nil && (again == 0 || api.CodeOf(err) != api.FailedPrecondition) {
 				t.Fatalf("%s: %v", name, err)
+			}
+			note := fmt.Sprintf("stepd of step %s (pid %d) does not answer: it is killed with its step at ", id, stepd)
+			if again == 0 && (len(r.Notes) != 1 || !strings.HasPrefix(r.Notes[0], note)) {
+				t.Errorf("%s: the client is told %q, want %q", name, r.Notes, note)
 			}
 		}
 		rec := tn.wait(id)
@@ -43,4 +49,29 @@ func TestSilentStepd(t *testing.T) {
 		tn.nothingLeft(id)
 	}
 	tn.idle()
+}
+
+// TestSilentForEver: one that SIGKILL does not end, since it is frozen by cgroup v1, keeps neither
+// its step nor its job.
+func TestSilentForEver(t *testing.T) {
+	die := make(chan struct{})
+	tn := stuck(t, t.TempDir(), "", die)
+	t.Cleanup(tn.stop)
+	tn.cfg.unkillable, tn.askMax, tn.leaveMax = 30*time.Millisecond, 30*time.Millisecond, 50*time.Millisecond
+	asked := make(chan *child.Process, 1)
+	tn.killStepd = func(p *child.Process) error { asked <- p; return nil }
+	id := tn.run(1000, request("silent"))
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(id)}); err != nil {
+		t.Fatal(err)
+	}
+	rec := tn.wait(id)
+	if rec.State != step.Cancelled || !strings.Contains(rec.Reason, "did not answer for 30ms and was killed") {
+		t.Errorf("step %s: %s %q", id, rec.State, rec.Reason)
+	}
+	tn.eventually("the end of the job", func() bool { return len(tn.doc().Jobs) == 0 })
+	if err := unix.Kill((<-asked).PID, unix.SIGKILL); err != nil {
+		t.Errorf("stepd is gone: %v: nothing was tested", err)
+	}
+	close(die)
+	tn.eventually("the end of the drain", tn.undrained)
 }

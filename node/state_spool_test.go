@@ -184,7 +184,7 @@ func TestStoredLater(t *testing.T) {
 	tn.health.Hold(&held)
 	batchStep := tn.reg.follower(batch)
 	mend := tn.breakDurable()
-	if err := batchStep.cancel(as(0), "it is over"); err != nil {
+	if _, err := batchStep.cancel(as(0), "it is over"); err != nil {
 		t.Fatal(err)
 	}
 	<-batchStep.ended

@@ -3,6 +3,7 @@ package stepapi
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -263,23 +264,27 @@ func SealedMemfd(name string, b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// DialDir connects to the socket name in dir. The path goes through
-// /proc/self/fd, because sun_path holds 108 bytes.
-func DialDir(dir, name string) (*Conn, error) {
-	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open directory %q: %w", dir, err)
-	}
-	defer unix.Close(d)
-	path := fmt.Sprintf("/proc/self/fd/%d/%s", d, name)
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		if errno, ok := errors.AsType[unix.Errno](err); ok {
-			err = errno
-		}
+// dialMax bounds the wait of DialDir.
+const dialMax = 10 * time.Second
+
+// DialDir connects to the socket name in dir. Where the socket's queue of connections is full,
+// because stepd is stopped or another user connects faster than stepd accepts, it waits as long as
+// ctx and dialMax let it.
+func DialDir(ctx context.Context, dir, name string) (*Conn, error) {
+	fail := func(err error) (*Conn, error) {
 		return nil, fmt.Errorf("cannot connect to %q: %w", dir+"/"+name, err)
 	}
-	return &Conn{c: c}, nil
+	ctx, cancel := context.WithTimeoutCause(ctx, dialMax, fmt.Errorf("its queue of connections is full since %v: stepd is stopped, or is flooded", dialMax))
+	defer cancel()
+	fd, err := linux.Connect(ctx, unix.SOCK_SEQPACKET, dir, name)
+	if err != nil {
+		return fail(err)
+	}
+	c, err := FromFD(fd, name)
+	if err != nil {
+		return fail(err)
+	}
+	return c, nil
 }
 
 const (

@@ -1,6 +1,7 @@
 package stepapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -156,7 +157,7 @@ func serve(t *testing.T) (*Server, *fakeStep, func() *Conn) {
 	s.Serve(l)
 	t.Cleanup(func() { s.Finish(&Msg{Type: TypeResult}, 0); l.Close(); s.Wait() })
 	return s, st, func() *Conn {
-		c, err := DialDir(dir, "s")
+		c, err := DialDir(t.Context(), dir, "s")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -289,4 +290,43 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("%+v, %d descriptors, %v", m, len(fds), err)
 	}
 	unix.Close(fds[0])
+}
+
+// TestDialFull: a full queue of connections is waited for until there is room, or as long as the
+// caller waits.
+func TestDialFull(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: dir + "/s", Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	raw, err := l.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), 0) }); err != nil {
+		t.Fatal(err)
+	}
+	first, err := DialDir(t.Context(), dir, "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	why := errors.New("that was long enough")
+	short, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, why)
+	defer cancel()
+	if _, err := DialDir(short, dir, "s"); !errors.Is(err, why) {
+		t.Errorf("a queue that stays full: %v", err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() {
+		if c, err := l.Accept(); err == nil {
+			c.Close()
+		}
+	})
+	second, err := DialDir(t.Context(), dir, "s")
+	if err != nil {
+		t.Fatalf("a queue with room again: %v", err)
+	}
+	second.Close()
 }

@@ -449,7 +449,8 @@ func (p *Host) End(client *api.Client, code int, err error) (int, error) {
 		if p.Over {
 			_, err = client.Wait(ctx, api.Ref(*p.Ends)) // noded may not have its result yet
 		}
-		err = cmp.Or(err, client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: reason, Failed: true}))
+		_, cerr := client.Cancel(ctx, &api.CancelRequest{StepRef: api.Ref(*p.Ends), Reason: reason, Failed: true})
+		err = cmp.Or(err, cerr)
 		if err != nil {
 			terminal.Say("error: cannot fail step %s: %s", p.Ends, err)
 		}

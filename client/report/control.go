@@ -29,7 +29,7 @@ func SignalCommand(d *client.Dialer) *cobra.Command {
 				return err
 			}
 			return d.Call(func(ctx context.Context, noded *api.Client) error {
-				return noded.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope})
+				return tellNotes(noded.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: scope}))
 			})
 		}),
 	}
@@ -51,8 +51,18 @@ func ResumeCommand(d *client.Dialer) *cobra.Command {
 // CancelCommand is the verb cancel.
 func CancelCommand(d *client.Dialer) *cobra.Command {
 	return forEach(d, "cancel", "end steps", func(noded *api.Client, ctx context.Context, ref api.StepRef) error {
-		return noded.Cancel(ctx, &api.CancelRequest{StepRef: ref})
+		return tellNotes(noded.Cancel(ctx, &api.CancelRequest{StepRef: ref}))
 	})
+}
+
+// tellNotes prints what noded says of a request that ends steps.
+func tellNotes(r *api.EndReply, err error) error {
+	if r != nil {
+		for _, note := range r.Notes {
+			terminal.Say("%s", note)
+		}
+	}
+	return err
 }
 
 // forEach is a verb that acts on every JOB[.STEP] of its arguments: one that fails does not

@@ -273,7 +273,8 @@ func (u *topUI) askedKey(key string) error {
 		}
 		ref := api.Ref(m.chosen.id)
 		return u.do(" got "+strings.ToUpper(name), func(ctx context.Context, c *api.Client) error {
-			return c.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: "tasks"})
+			_, err := c.Signal(ctx, &api.SignalRequest{StepRef: ref, Signal: sig, Scope: "tasks"})
+			return err
 		})
 	case key == "\x1b" || key == "\x03":
 		m.asking = false

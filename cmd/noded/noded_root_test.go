@@ -266,7 +266,7 @@ func TestRootStep(t *testing.T) {
 			t.Errorf("stepd's environment has %q, which noded's has not", v)
 		}
 	}
-	if err := d.client.Cancel(t.Context(), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}}); err != nil {
+	if _, err := d.client.Cancel(t.Context(), &api.CancelRequest{StepRef: api.StepRef{JobID: id.Job}}); err != nil {
 		t.Error(err)
 	}
 	if rec := d.wait(id); rec.State != step.Cancelled {
@@ -369,7 +369,7 @@ func TestRootTermLeavesSteps(t *testing.T) {
 	}
 	d.start()
 	d.running(rec.ID)
-	if err := d.client.Cancel(t.Context(), &api.CancelRequest{StepRef: api.StepRef{JobID: rec.Job}}); err != nil {
+	if _, err := d.client.Cancel(t.Context(), &api.CancelRequest{StepRef: api.StepRef{JobID: rec.Job}}); err != nil {
 		t.Error(err)
 	}
 	d.wait(rec.ID)

@@ -130,7 +130,7 @@ func start(t *testing.T, spec *step.Spec) *daemon {
 // waits for the end.
 func (d *daemon) result(t *testing.T) (*step.Record, []string) {
 	t.Helper()
-	c, err := stepapi.DialDir(d.dir, "sock")
+	c, err := stepapi.DialDir(t.Context(), d.dir, "sock")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestRootStep(t *testing.T) {
 func TestRootResultIsLeft(t *testing.T) {
 	testkit.RequireRoot(t)
 	d := start(t, rootSpec(t, "true"))
-	c, err := stepapi.DialDir(d.dir, "sock")
+	c, err := stepapi.DialDir(t.Context(), d.dir, "sock")
 	if err != nil {
 		t.Fatal(err)
 	}

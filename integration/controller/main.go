@@ -82,7 +82,8 @@ func (c *controller) do(ctx context.Context, o *order) {
 func (c *controller) carryOut(ctx context.Context, o *order) error {
 	if o.Cancel {
 		return c.persist(func() error {
-			return c.noded.Cancel(ctx, &api.CancelRequest{StepRef: o.ref(), Reason: "its controller ends it"})
+			_, err := c.noded.Cancel(ctx, &api.CancelRequest{StepRef: o.ref(), Reason: "its controller ends it"})
+			return err
 		})
 	}
 	if err := c.persist(func() error { return c.launch(ctx, o) }); err != nil {

@@ -312,3 +312,44 @@ func OpenTerminal() (master, slave int, err error) {
 	}
 	return master, int(peer), nil
 }
+
+// connectSlice is how long connect(2) waits for a place in the queue of connections before
+// the context is looked at.
+const connectSlice = 200 * time.Millisecond
+
+// Connect connects a unix socket of this kind, as SOCK_STREAM, to the socket name in dir. The path
+// goes through /proc/self/fd, because sun_path holds 108 bytes. A full queue of connections is
+// waited for until ctx ends, of which the cause is then the error: a connect(2) that does not
+// block fails there, and this one waits (unix(7), EAGAIN). The descriptor does not block.
+func Connect(ctx context.Context, kind int, dir, name string) (int, error) {
+	at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(at)
+	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	wait := unix.NsecToTimeval(int64(connectSlice))
+	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait)
+	to := &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", at, name)}
+	for connected := false; err == nil && !connected; {
+		if err = context.Cause(ctx); err != nil {
+			break
+		}
+		err = unix.Connect(fd, to)
+		connected = err == nil
+		if err == unix.EAGAIN || err == unix.EINTR {
+			err = nil
+		}
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, true) // for deadlines
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}

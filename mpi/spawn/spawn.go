@@ -70,7 +70,7 @@ func (c *child) start(ctx context.Context, req *step.Request, r launch.SpawnRequ
 		return fmt.Errorf("internal error: noded names no step that it has spawned")
 	}
 	c.id = *a.ID
-	conn, err := stepapi.DialDir(a.SocketDir, a.SocketName)
+	conn, err := stepapi.DialDir(asking, a.SocketDir, a.SocketName)
 	if err != nil {
 		return fmt.Errorf("cannot reach the stepd of step %s: %w", c.id, err)
 	}

@@ -52,14 +52,14 @@ func (s *Server) verbs() map[string]verb {
 		"output": on(owner, s.output, func(in *api.RefRequest) error { return oneStep(in.StepRef, "output belongs") }),
 
 		"signal": on(owner, func(c *call, in *api.SignalRequest) error {
-			return c.done(s.node.Signal(c.ctx, in.StepRef, in.Signal, in.Scope))
+			return c.noted(s.node.Signal(c.ctx, in.StepRef, in.Signal, in.Scope))
 		}, checkSignal),
 		"cancel": on(owner, func(c *call, in *api.CancelRequest) error {
 			reason := stepapi.CancelledBy(c.peer.UID, in.Reason)
 			if in.Failed {
-				return c.done(s.node.Fail(c.ctx, in.StepRef, "failed"+strings.TrimPrefix(reason, "cancelled")))
+				return c.noted(s.node.Fail(c.ctx, in.StepRef, "failed"+strings.TrimPrefix(reason, "cancelled")))
 			}
-			return c.done(s.node.Cancel(c.ctx, in.StepRef, reason))
+			return c.noted(s.node.Cancel(c.ctx, in.StepRef, reason))
 		}, func(in *api.CancelRequest) error { return checkReason(in.Reason) }),
 		"suspend": on(owner, func(c *call, in *api.RefRequest) error {
 			return c.done(s.node.Suspend(c.ctx, in.StepRef, c.peer.UID))
@@ -320,6 +320,10 @@ func answer[Out any, P interface {
 
 // done replies that a request is met, or returns the error.
 func (c *call) done(err error) error { return answer(c, &api.Empty{}, err) }
+
+func (c *call) noted(notes []string, err error) error {
+	return answer(c, &api.EndReply{Notes: notes}, err)
+}
 
 // makes answers a request for a step or job, which ends with its client while it waits for room.
 func makes[Out any, P interface {

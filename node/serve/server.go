@@ -68,9 +68,10 @@ type Steps interface {
 type Control interface {
 	// Await waits for the end, and returns the steps that there are then.
 	Await(context.Context, api.StepRef) ([]step.ID, error)
-	Signal(ctx context.Context, ref api.StepRef, signal int, scope string) error
-	Cancel(ctx context.Context, ref api.StepRef, reason string) error
-	Fail(ctx context.Context, ref api.StepRef, reason string) error
+	// The notes of these three are for the user.
+	Signal(ctx context.Context, ref api.StepRef, signal int, scope string) (notes []string, err error)
+	Cancel(ctx context.Context, ref api.StepRef, reason string) (notes []string, err error)
+	Fail(ctx context.Context, ref api.StepRef, reason string) (notes []string, err error)
 	Suspend(ctx context.Context, ref api.StepRef, by uint32) error
 	Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error
 	// Release ends a job of Alloc's, and waits until nothing is left of it.
