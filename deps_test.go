@@ -115,7 +115,7 @@ var importRules = map[string]struct {
 
 	// What runs and judges tests.
 	"stepd/internal/testkit/gate":     {nil, "reads go test's records"},
-	"stepd/integration/mpisuite":      {nil, "MPICH's own suite on the built programs"},
+	"stepd/integration/mpisuite":      {[]string{"stepd/integration/slurm/cluster"}, "MPICH's own suite on the built programs"},
 	"stepd/integration/slurm":         {nil, "black box: the built slurmstepd below Slurm's own slurmd"},
 	"stepd/integration/slurm/bench":   {[]string{"stepd/integration/slurm/cluster"}, "both step daemons in turns"},
 	"stepd/integration/slurm/run":     {[]string{"stepd/integration/slurm/cluster"}, "a shell command in a private Slurm"},

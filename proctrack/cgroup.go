@@ -334,7 +334,7 @@ func (c *Cgroup) Escaped(tasks []int) ([]launch.Escape, error) {
 	return out, nil
 }
 
-// children are those of the caller, by MainForks, or another process's.
+// children returns the children of the process, of the caller itself by MainForks.
 func (c *Cgroup) children(pid int) ([]int, error) {
 	if c.cfg.MainForks && pid == os.Getpid() {
 		return childrenOfThread(pid, strconv.Itoa(pid))
