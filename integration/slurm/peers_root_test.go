@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -202,6 +203,41 @@ func gone(t *testing.T, c *cluster.Cluster, node string) {
 		}
 		return err
 	})
+}
+
+// TestRootPeersEarly kills the step daemon of a node before the one next to it in the tree has begun:
+// that one has no link to it, and learns of its end all the same.
+func TestRootPeersEarly(t *testing.T) {
+	t.Parallel()
+	c, _ := startPeers(t, "")
+	slurmd := func(signal string) {
+		if out, err := c.Command(t.Context(), "root", "sh", "-c", "kill -"+signal+" $(cat $DIR/slurmd.n1.pid)").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	slurmd("STOP")
+	cmd := c.Command(t.Context(), "alice", "timeout", "150", "sh", "-c", "exec srun -Q -K0 -N3 -n6 --mpi=pmi2 $DIR/fences 0 >out 2>&1")
+	must(t, cmd.Start())
+	space := nodeSpace(t, c, "n2")
+	var daemon process
+	eventually(t, time.Minute, func() error {
+		if daemon = named(ofSteps(space), "slurmstepd"); daemon.pid == 0 || named(ofSteps(space), "stepkeeper").pid == 0 {
+			return errors.New("no step daemon with a keeper on n2")
+		}
+		return nil
+	})
+	kill(t, daemon, unix.SIGKILL)
+	time.Sleep(time.Second) // its keeper tells n1 meanwhile
+	slurmd("CONT")
+	_ = cmd.Wait() // its exit code is looked at
+	out, err := os.ReadFile(c.Path("work/alice/out"))
+	must(t, err)
+	if code := cmd.ProcessState.ExitCode(); code == 0 || code == 124 || !bytes.Contains(out, []byte("n2")) {
+		t.Errorf("exit code %d\n%s", code, out)
+	}
+	for _, n := range c.Nodes() {
+		gone(t, c, n)
+	}
 }
 
 // TestRootPeersLost kills the step daemon of a node, or cuts the node off, at random moments of a

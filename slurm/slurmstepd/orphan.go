@@ -237,16 +237,30 @@ func (o *orphan) reportPeers(ctx context.Context) {
 	var reports sync.WaitGroup
 	for node := range w.Neighbours {
 		reports.Go(func() {
-			if err := post.deliver(ctx, node, others.Gone(w.Step.Job, w.Step.Step, int(w.NodeID), node, lostReason)); err != nil {
-				o.log.Info(err)
+			mail := others.Gone(w.Step.Job, w.Step.Step, int(w.NodeID), node, lostReason)
+			for pause := peersPause; ; pause *= 2 {
+				err := post.deliver(ctx, node, mail)
+				if err == nil {
+					return
+				}
+				select {
+				case <-time.After(pause): // its daemon may have no mailbox yet
+				case <-ctx.Done():
+					o.log.Info(err)
+					return
+				}
 			}
 		})
 	}
 	reports.Wait()
 }
 
-// peersPatience bounds that: a neighbour that cannot be reached finds out by itself.
-const peersPatience = 2 * time.Second
+// peersPatience bounds that, and peersPause is the time before a neighbour is told again: one that
+// is not reached waits for a daemon that does not come.
+const (
+	peersPatience = 3 * time.Second
+	peersPause    = 20 * time.Millisecond
+)
 
 // reportController tells slurmctld that the step has ended.
 func (o *orphan) reportController(ctx context.Context) {
