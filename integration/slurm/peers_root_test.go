@@ -139,7 +139,7 @@ func TestRootPeersClosed(t *testing.T) {
 	log, err := os.ReadFile(c.Path("slurmd.n1.log"))
 	must(t, err)
 	for _, node := range []string{"n2", "n3"} {
-		if said := regexp.MustCompile(`cannot connect to node ` + node + `: .*goes by slurmd there, which is slower \(PeerPorts`).FindAll(log, -1); len(said) != 2 {
+		if said := regexp.MustCompile(`cannot connect to node `+node+`: .*goes by slurmd there, which is slower \(PeerPorts`).FindAll(log, -1); len(said) != 2 {
 			t.Errorf("the log of n1 has %d lines of the ports of %s, want one a step", len(said), node)
 		}
 	}
