@@ -47,7 +47,7 @@ func (h *Host) recv() (reply, error) {
 		h.buf, h.oob = make([]byte, hostPacketMax), make([]byte, unix.CmsgSpace(hostFDsMax*4))
 	}
 	n, oobn, flags, _, err := h.control.ReadMsgUnix(h.buf, h.oob)
-	if n == 0 || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
+	if n == 0 || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) { // the last by Kill
 		return reply{}, launch.ErrHostGone
 	}
 	if err != nil {

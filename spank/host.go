@@ -41,8 +41,9 @@ type StartConfig struct {
 // Host is one running spankhost. Its methods are called by one goroutine, in
 // the order of host/protocol.h; Where, PID and Kill by any.
 type Host struct {
-	pid   int
-	pidfd int
+	pid    int
+	pidfd  int
+	killed sync.Once // by Kill
 
 	control *net.UnixConn
 	log     *net.UnixConn
@@ -120,11 +121,14 @@ func Start(cfg StartConfig) (*Host, error) {
 // PID is the host's process id.
 func (h *Host) PID() int { return h.pid }
 
-// Kill ends the host at once, wherever it is. It is idempotent.
+// Kill ends the host at once, wherever it is. It is idempotent. A call that waits for the host's
+// answer ends as well: with what the host has said, or after dyingTime where it does not die,
+// since it sleeps in the kernel.
 func (h *Host) Kill() {
 	if h.pidfd >= 0 {
 		unix.PidfdSendSignal(h.pidfd, unix.SIGKILL, nil, 0)
 	}
+	h.killed.Do(func() { _ = h.control.SetReadDeadline(time.Now().Add(dyingTime)) }) // it may be closed
 }
 
 // Close reads what the log channel has and releases what Host holds in this process. It

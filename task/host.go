@@ -163,11 +163,11 @@ func (h *hostProcess) end() step.ExitStatus {
 	return h.status
 }
 
-// blame notes why stepd kills it.
+// blame notes why stepd kills it: the first reason is the true one.
 func (h *hostProcess) blame(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.why = why
+	h.why = cmp.Or(h.why, why)
 }
 
 // evict moves the host out of the tasks' cgroup, once, and returns when it
@@ -228,9 +228,7 @@ func (h *hostProcess) died() (plugin *launch.HookError, why error) {
 	if !h.ends() {
 		h.blame("closed its control channel")
 		h.Kill()
-		if err := h.wait(); err != nil {
-			h.blame(err.Error())
-		}
+		_ = h.wait() // the teardown waits once more, and reports it
 	}
 	h.move(hostDead)
 	h.mu.Lock()
