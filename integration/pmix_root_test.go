@@ -102,7 +102,9 @@ func TestRootPMIxEnds(t *testing.T) {
 // TestRootPMIxKilled: the PMIx server, stepd or noded is killed: the step ends by
 // name, and nothing is left.
 func TestRootPMIxKilled(t *testing.T) {
-	for _, victim := range []string{"pmixhost", "stepd"} {
+	for victim, words := range map[string][]string{
+		"pmixhost": {"pmixhost", "ill"}, "stepd": {"stepd", "ill"}, "spankhost": {"spankhost", "ill"}, "noded and stepd": {"stepd", "is gone"},
+	} {
 		t.Run(victim, func(t *testing.T) {
 			n := startNode(t, site{})
 			program := buildLinger(t, n)
@@ -116,12 +118,23 @@ func TestRootPMIxKilled(t *testing.T) {
 			if len(leftOfPMIx(n)) != 1 {
 				t.Errorf("folders: %q", leftOfPMIx(n))
 			}
-			pid := map[string]int{"pmixhost": host, "stepd": stepd}[victim]
-			must(t, syscall.Kill(pid, syscall.SIGKILL))
+			pid := stepd
+			switch victim {
+			case "pmixhost":
+				pid = host
+			case "spankhost":
+				pid = parentOf(*doc.Tasks[0].PID)
+			case "noded and stepd": // the next noded ends the step
+				n.kill9(t)
+			}
+			must(t, killNow(pid))
+			if victim == "noded and stepd" {
+				n.boot(t)
+			}
 			if r := p.wait(t); r.code == 0 {
 				t.Errorf("got %v", r)
 			}
-			wantReason(t, n, doc.id(), victim, "ill")
+			wantReason(t, n, doc.id(), words...)
 			eventually(t, callTimeout, "nothing left", func() error {
 				if left := leftOfPMIx(n); len(left) > 0 {
 					return fmt.Errorf("folders %q", left)

@@ -1,7 +1,6 @@
 package jobcontainer
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/internal/printable"
 )
 
@@ -63,7 +63,7 @@ func (p *pinRoot) release() error {
 	}
 	dir := p.dir
 	p.dir = nil
-	return printable.JoinErrors(unmountFile(dir), dir.Close(), p.last())
+	return printable.JoinErrors(linux.Unmount(dir), dir.Close(), p.last())
 }
 
 // leave closes the directory and leaves the mount to the next noded.
@@ -102,7 +102,7 @@ func mountPinRoot(p string) (*os.File, error) {
 // private. It returns its root; dir is closed, after an error as well.
 func mountOnItself(dir *os.File) (*os.File, error) {
 	p := dir.Name()
-	mounted, err := isMount(dir)
+	mounted, err := linux.IsMount(dir)
 	if err != nil {
 		dir.Close()
 		return nil, err
@@ -110,7 +110,7 @@ func mountOnItself(dir *os.File) (*os.File, error) {
 	if !mounted {
 		tree, err := cloneMount(dir, 0)
 		if err == nil {
-			if err = attach(tree, dir); err != nil {
+			if err = linux.Attach(tree, dir); err != nil {
 				tree.Close()
 			}
 		}
@@ -122,7 +122,7 @@ func mountOnItself(dir *os.File) (*os.File, error) {
 	}
 	// Only now: attaching to a shared parent makes the new mount shared.
 	if err := setPrivate(dir); err != nil {
-		err = printable.JoinErrors(err, unmountFile(dir))
+		err = printable.JoinErrors(err, linux.Unmount(dir))
 		dir.Close()
 		return nil, fmt.Errorf("cannot make mount %q private: %w", p, err)
 	}
@@ -132,66 +132,23 @@ func mountOnItself(dir *os.File) (*os.File, error) {
 // cloneMount returns a detached bind mount of dir alone: not of what is
 // mounted below it. It is gone when the file is closed unattached.
 func cloneMount(dir *os.File, attrs uint64) (*os.File, error) {
-	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	tree, err := linux.CloneMount(dir)
 	if err != nil {
-		return nil, fmt.Errorf("open_tree: %w", err)
+		return nil, err
 	}
-	tree := os.NewFile(uintptr(fd), dir.Name())
 	// A clone joins the peer group of its origin. Without this, what is mounted
 	// in the job's /tmp would appear in BasePath on the host.
 	attr := unix.MountAttr{Attr_set: attrs, Propagation: unix.MS_PRIVATE}
-	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+	if err := unix.MountSetattr(int(tree.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		tree.Close()
 		return nil, fmt.Errorf("mount_setattr: %w", err)
 	}
 	return tree, nil
 }
 
-// newTmpfs returns a detached, empty file system in memory, for /dev/shm.
-func newTmpfs() (*os.File, error) {
-	ctx, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("fsopen: %w", err)
-	}
-	defer unix.Close(ctx)
-	if err := unix.FsconfigSetString(ctx, "source", "job"); err != nil {
-		return nil, fmt.Errorf("fsconfig source: %w", err)
-	}
-	if err := unix.FsconfigSetString(ctx, "mode", "1777"); err != nil {
-		return nil, fmt.Errorf("fsconfig mode: %w", err)
-	}
-	if err := unix.FsconfigCreate(ctx); err != nil {
-		return nil, fmt.Errorf("fsconfig create: %w", err)
-	}
-	fd, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
-	if err != nil {
-		return nil, fmt.Errorf("fsmount: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "/dev/shm"), nil
-}
-
-// attach mounts a detached tree on target, which must be in the calling
-// thread's mount namespace.
-func attach(tree, target *os.File) error {
-	err := unix.MoveMount(int(tree.Fd()), "", int(target.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
-	if err != nil {
-		return fmt.Errorf("move_mount: %w", err)
-	}
-	return nil
-}
-
 func setPrivate(dir *os.File) error {
 	attr := unix.MountAttr{Propagation: unix.MS_PRIVATE}
 	return unix.MountSetattr(int(dir.Fd()), "", unix.AT_EMPTY_PATH, &attr)
-}
-
-// unmountFile unmounts the mount whose root f is. The magic link keeps the
-// path out of it: what was opened is what is unmounted.
-func unmountFile(f *os.File) error {
-	if err := unix.Unmount(procFD(f), unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("cannot unmount %q: %w", f.Name(), err)
-	}
-	return nil
 }
 
 func procFD(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
@@ -233,41 +190,8 @@ func openPin(dir *os.File, name string, kind int) (*os.File, error) {
 
 // unpin removes dir/name, mounted or not.
 func unpin(dir *os.File, name string) error {
-	if err := unmountAt(dir, name); err != nil {
+	if err := linux.UnmountAt(dir, name); err != nil {
 		return err
 	}
 	return removeAt(dir, name, 0)
-}
-
-// unmountAt unmounts all that is mounted at dir/name, which need not exist. More than one
-// mount can be there only if another process mounted; all go.
-func unmountAt(dir *os.File, name string) error {
-	full := path.Join(dir.Name(), name)
-	for {
-		fd, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if errors.Is(err, unix.ENOENT) {
-			return nil
-		}
-		if err != nil {
-			return &fs.PathError{Op: "open", Path: full, Err: err}
-		}
-		f := os.NewFile(uintptr(fd), full)
-		mounted, err := isMount(f)
-		if err == nil && mounted {
-			err = unmountFile(f)
-		}
-		f.Close()
-		if err != nil || !mounted {
-			return err
-		}
-	}
-}
-
-// isMount reports whether f is the root of a mount.
-func isMount(f *os.File) (bool, error) {
-	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, 0, &st); err != nil {
-		return false, fmt.Errorf("cannot stat %q: %w", f.Name(), err)
-	}
-	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }

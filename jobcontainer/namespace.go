@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -138,7 +139,7 @@ func (p *plan) cover(d private) error {
 		return fmt.Errorf("cannot cover directory %q for job %d: %w (Dirs= in job_container.conf)", d.target, p.job, err)
 	}
 	defer target.Close()
-	if err := attach(d.tree, target); err != nil {
+	if err := linux.Attach(d.tree, target); err != nil {
 		return fmt.Errorf("cannot cover directory %q for job %d by %q: %w (Dirs= in job_container.conf)",
 			d.target, p.job, path.Clean(d.tree.Name()), err)
 	}
@@ -222,7 +223,7 @@ func (p *plan) makePrivate(jobDir *os.File, user step.User) error {
 		var tree *os.File
 		var err error
 		if target == devShm {
-			tree, err = newTmpfs()
+			tree, err = linux.NewTmpfs("job", 0, [2]string{"mode", "1777"})
 		} else {
 			tree, err = makePrivateDir(jobDir, privateName(i, target), user)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/internal/printable"
 	"stepd/internal/rmtree"
 	"stepd/step"
@@ -145,7 +146,7 @@ func (s *Slurmd) makePrivate(p *plan, dir *os.File, user step.User) error {
 		var tree *os.File
 		switch {
 		case target == devShm:
-			tree, err = newTmpfs()
+			tree, err = linux.NewTmpfs("job", 0, [2]string{"mode", "1777"})
 		case s.flat:
 			tree, err = cloneMount(top, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 		default:
@@ -201,7 +202,7 @@ func Remove(ctx context.Context, nodeDir string, job uint32) error {
 	if err == nil {
 		defer node.Close()
 		if err = checkOwn(node); err == nil {
-			if err = unmountAt(node, jobName(job)); err == nil { // with the namespace's pin
+			if err = linux.UnmountAt(node, jobName(job)); err == nil { // with the namespace's pin
 				err = rmtree.Remove(ctx, node, jobName(job))
 			}
 		}

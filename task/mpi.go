@@ -23,6 +23,7 @@ func (l *startup) prefork(ctx context.Context) (err error) {
 	l.push("mpi", l.d.MPI.Close)
 	l.mpi, err = l.d.MPI.Prefork(ctx, launch.MPIJob{
 		Spec:     l.plan.Spec,
+		HostPID:  l.host.PID(),
 		Abort:    l.mpiAbort,
 		Log:      func(text string) { l.d.Audience.Log(launch.LogInfo, text) },
 		Progress: l.progress.note,

@@ -2,15 +2,12 @@ package pmix
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"stepd/internal/rmtree"
 	"stepd/internal/wire"
 	"stepd/step"
 )
@@ -362,67 +358,4 @@ func (h *host) close() {
 	if h.pidfd >= 0 {
 		unix.Close(h.pidfd)
 	}
-}
-
-// DirName is the folder below the run directory that holds a folder for each
-// step with a PMIx server. It is root's: what a step's user makes lies one deeper.
-const DirName = "pmix"
-
-// removeMax bounds the removal of what a user has put into a folder.
-const removeMax = time.Minute
-
-// folder is where the library of one step keeps its files: those by which the
-// tasks find what the ranks have in common, and those by which tools find the
-// server. It lies in the run directory, which tasks with a /tmp of their own see
-// as well (jobcontainer/tmpfs, plugins that mount), and belongs to the user, in a
-// folder that is root's.
-type folder struct {
-	all  *os.File // RUN/pmix
-	name string
-	path string
-}
-
-// makeFolder makes the step's folder. A folder that exists is left from a
-// step that was killed with its stepd, and is removed first.
-func makeFolder(spec *step.Spec) (*folder, error) {
-	base := filepath.Join(spec.RunDir, DirName)
-	if err := os.Mkdir(base, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("cannot make the folder of PMIx servers: %w", err)
-	}
-	all, err := os.Open(base)
-	if err != nil {
-		return nil, fmt.Errorf("cannot open the folder of PMIx servers: %w", err)
-	}
-	f := &folder{all: all, name: spec.ID.String(), path: filepath.Join(base, spec.ID.String())}
-	if err := f.make(spec.User); err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot make folder %q: %w", f.path, err), f.remove())
-	}
-	return f, nil
-}
-
-func (f *folder) make(u step.User) error {
-	if err := f.removeAll(); err != nil {
-		return err
-	}
-	if err := os.Mkdir(f.path, 0o700); err != nil {
-		return err
-	}
-	// No other user may rename it meanwhile: its parent is root's.
-	return os.Lchown(f.path, int(u.UID), int(u.GID))
-}
-
-func (f *folder) removeAll() error {
-	ctx, cancel := context.WithTimeout(context.Background(), removeMax)
-	defer cancel()
-	return rmtree.Remove(ctx, f.all, f.name)
-}
-
-// remove takes the folder away with all that the user has put there: beneath a
-// descriptor, following no link, however deep it is.
-func (f *folder) remove() error {
-	err := f.removeAll()
-	if err != nil {
-		err = fmt.Errorf("cannot remove folder %q: %w", f.path, err)
-	}
-	return errors.Join(err, f.all.Close())
 }

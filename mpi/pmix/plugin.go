@@ -99,6 +99,9 @@ func (p *Plugin) startServer() error {
 	if p.folder, err = makeFolder(spec); err != nil {
 		return err
 	}
+	if err := p.showFolder(); err != nil {
+		return errors.Join(err, p.folder.remove())
+	}
 	p.host, err = startHost(&p.conf, fmt.Sprintf("pmixhost: [%s]", spec.ID.Name()), upcalls{p}.heard, p.hostEnded, func(line string) { p.log("pmixhost: " + line) })
 	if err != nil {
 		return errors.Join(err, p.folder.remove())

@@ -89,7 +89,7 @@ func (s *Spool) removeForgotten(ids []step.ID) {
 // removeMax bounds the removal of what a user has filled.
 const removeMax = time.Minute
 
-// RemoveBelow removes name and all below it from a directory of ours, following no
+// RemoveBelow removes name, what is mounted there and all below it from a directory of ours, following no
 // link; a missing name, or directory, is fine.
 func RemoveBelow(dir, name string) error {
 	d, err := os.Open(dir)
@@ -102,7 +102,11 @@ func RemoveBelow(dir, name string) error {
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), removeMax)
 	defer cancel()
-	if err := rmtree.Remove(ctx, d, name); err != nil {
+	err = linux.UnmountAt(d, name) // a step's folder of PMIx is a mount
+	if err == nil {
+		err = rmtree.Remove(ctx, d, name)
+	}
+	if err != nil {
 		return fmt.Errorf("cannot remove %q: %w", filepath.Join(dir, name), err)
 	}
 	return nil

@@ -20,6 +20,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/internal/lookup"
 	"stepd/jobcontainer"
+	"stepd/mpi"
 	"stepd/slurm/check"
 	"stepd/slurm/extern"
 	"stepd/slurm/gres"
@@ -476,7 +477,7 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}
-	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), os.RemoveAll(filepath.Join(place.Dir(spool), mailboxName(id))))
+	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), mpi.Remove(place.Dir(spool), id), os.RemoveAll(filepath.Join(place.Dir(spool), mailboxName(id))))
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}

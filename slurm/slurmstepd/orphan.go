@@ -17,6 +17,7 @@ import (
 
 	"stepd/eventlog/archive"
 	"stepd/internal/quickjson"
+	"stepd/mpi"
 	"stepd/proctrack"
 	"stepd/slurm/extern"
 	"stepd/slurm/keeper"
@@ -137,6 +138,9 @@ func (o *orphan) clean() {
 		if err := extern.Remove(place.Dir(o.will.Spool), o.will.Step.Job); err != nil {
 			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 		}
+	}
+	if err := mpi.Remove(place.Dir(o.will.Spool), step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step}); err != nil {
+		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 	}
 	for _, path := range o.will.Remove {
 		err := os.Remove(path)

@@ -450,6 +450,9 @@ func (e *SurvivorsError) Left() string {
 // functions may be called from any goroutine, until the plugin was closed.
 type MPIJob struct {
 	Spec *step.Spec
+	// HostPID is the SPANK host: what it sees of the file systems, which its plugins may have
+	// changed, a task sees that joins no container. 0 is not known.
+	HostPID int
 	// Abort ends the step because a rank asked for it; code is the exit code. Rank -1
 	// is none: the server of the ranks is at fault.
 	Abort func(rank, code int, text string)
