@@ -28,6 +28,7 @@ COPY Makefile ./
 COPY spank/host/host.mk spank/host/
 COPY mpi/pmixhost/pmixhost.mk mpi/pmixhost/
 COPY slurm/keeper/program/keeper.mk slurm/keeper/program/
+COPY slurm/pam/program/pamhost.mk slurm/pam/program/
 RUN make -s deps-container
 COPY . .
 RUN make -s all examples

@@ -47,6 +47,21 @@ func TestPackagedConfiguration(t *testing.T) {
 	}
 }
 
+// TestImageHasMakefiles: the image of the tests installs packages by the Makefile before it has the
+// sources: all that the Makefile includes is there.
+func TestImageHasMakefiles(t *testing.T) {
+	image := readText(t, "Dockerfile")
+	included := regexp.MustCompile(`(?m)^include (\S+)$`).FindAllStringSubmatch(readText(t, "Makefile"), -1)
+	if len(included) == 0 {
+		t.Error("the Makefile includes nothing")
+	}
+	for _, m := range included {
+		if want := "COPY " + m[1] + " " + filepath.Dir(m[1]) + "/\n"; !strings.Contains(image, want) {
+			t.Errorf("the Dockerfile has no line %q", want)
+		}
+	}
+}
+
 // TestFuzzWithoutGit: make finds the fuzz tests of a tarball's tree, and only those.
 func TestFuzzWithoutGit(t *testing.T) {
 	dir := t.TempDir()
