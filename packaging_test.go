@@ -48,7 +48,7 @@ func TestPackagedConfiguration(t *testing.T) {
 }
 
 // TestImageHasMakefiles: the image of the tests installs packages by the Makefile before it has the
-// sources: all that the Makefile includes is there.
+// sources: all that the Makefile includes exists in the image.
 func TestImageHasMakefiles(t *testing.T) {
 	image := readText(t, "Dockerfile")
 	included := regexp.MustCompile(`(?m)^include (\S+)$`).FindAllStringSubmatch(readText(t, "Makefile"), -1)

@@ -311,6 +311,38 @@ func TestRootTermRightAfterEnd(t *testing.T) {
 	}
 }
 
+// TestRootHostStoppedBetween: a host that is stopped between hooks, and tells nothing of the tasks'
+// ends, is killed within UnkillableStepTimeout; their codes are known all the same. One that goes
+// on in time changes nothing.
+func TestRootHostStoppedBetween(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Slurm: "UnkillableStepTimeout=2\n"})
+	for _, goesOn := range []bool{false, true} {
+		p := n.start(t, call{args: []string{"run", "-J", "still", "sh", "-c", "until test -e go; do sleep 0.1; done; exit 7"}})
+		doc := n.runs(t, "still")
+		host := n.victim(t, "spankhost")
+		must(t, syscall.Kill(host, syscall.SIGSTOP))
+		eventually(t, callTimeout, "a stopped host", func() error { return standsStill(host) })
+		if goesOn {
+			must(t, syscall.Kill(host, syscall.SIGCONT))
+		}
+		must(t, os.WriteFile(filepath.Join(n.wd, "go"), nil, 0o644))
+		r := p.wait(t)
+		doc = n.ended(t, doc.id())
+		task := doc.Tasks[0]
+		if doc.State != "FAILED" || task.State != "EXITED" || task.ExitCode == nil || *task.ExitCode != 7 {
+			t.Errorf("run: %v; record %+v", r, doc)
+		}
+		want := fmt.Sprintf("spankhost (pid %d): was stopped, and did not go on within 2s (UnkillableStepTimeout in slurm.conf)", host)
+		if named := strings.Contains(doc.Reason, want); named == goesOn {
+			t.Errorf("goes on: %v; reason %q", goesOn, doc.Reason)
+		}
+		n.checkClean(t)
+		must(t, os.Remove(filepath.Join(n.wd, "go")))
+	}
+	n.serves(t)
+}
+
 // TestRootHostStopped: a stopped host does not block its step for ever:
 // the cancelled step ends, by KillWait.
 func TestRootHostStopped(t *testing.T) {

@@ -52,6 +52,14 @@ func TestRootPluginHangs(t *testing.T) {
 	}, 16)
 }
 
+// TestRootPluginStops: a hook that stops its process ends it where no HookTimeout does.
+func TestRootPluginStops(t *testing.T) {
+	waits(t)
+	runMisdeeds(t, startNode(t, site{Slurm: "UnkillableStepTimeout=1\n"}), []misdeed{
+		{do: "stop", in: inHost, kills: "was stopped, and did not go on within 1s (UnkillableStepTimeout in slurm.conf)", slow: true},
+	}, 6)
+}
+
 // TestRootPluginDescriptors: a plugin that closes what is not its own, and one that
 // leaves descriptors open to the tasks. In task_init the task needs the host's no more.
 func TestRootPluginDescriptors(t *testing.T) {

@@ -190,7 +190,7 @@ const (
 
 // killBudget is the one budget for the end of all that is killed: processes that
 // do not die must not cost UnkillableStepTimeout at each stage of the end. Only
-// Run's goroutine uses it.
+// Run's goroutine uses it, but for limit.
 type killBudget struct {
 	seconds  int // UnkillableStepTimeout, 0 is the default
 	messages *messages
@@ -208,12 +208,17 @@ func (b *killBudget) context() (context.Context, context.CancelFunc) {
 	if b.began.IsZero() {
 		b.began = now
 	}
-	limit := time.Duration(b.seconds) * time.Second
-	if limit <= 0 {
-		limit = unkillableDefault
-	}
+	limit := b.limit()
 	return context.WithTimeoutCause(context.Background(), max(lastStrike, limit-now.Sub(b.began)),
 		fmt.Errorf("still there %v after SIGKILL (UnkillableStepTimeout)", limit))
+}
+
+// limit is UnkillableStepTimeout.
+func (b *killBudget) limit() time.Duration {
+	if b.seconds <= 0 {
+		return unkillableDefault
+	}
+	return time.Duration(b.seconds) * time.Second
 }
 
 // spent notes the result of a kill, and gives processes up that do not die, which

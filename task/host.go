@@ -386,13 +386,17 @@ func (w *hookWatch) killIdle(h *hostProcess) {
 
 // guard watches the host while Run waits for its answer outside of the
 // loop: HookTimeout bounds its hooks, and after a cancel KillWait does, since
-// nothing else can end a hook. The returned function ends the watch.
+// nothing else can end a hook. A host that is stopped has its own bound. The returned function
+// ends the watch.
 func (h *hostProcess) guard() (stop func()) {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		w := newHookWatch(h.plan.Spec.Spank.HookTimeoutS)
 		defer func() { w.stop() }()
+		stops := newStopWatch(h)
+		defer stops.end()
+		stops.look()
 		cancelled := h.causes.cancelled
 		var late <-chan time.Time
 		for {
@@ -401,6 +405,10 @@ func (h *hostProcess) guard() (stop func()) {
 				return
 			case <-w.c:
 				w.checkHost(h)
+			case <-stops.mayBe:
+				stops.look()
+			case <-stops.late:
+				stops.kill()
 			case <-cancelled:
 				cancelled = nil
 				wait := max(1, h.plan.Spec.KillWaitS)

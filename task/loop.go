@@ -1,6 +1,7 @@
 package task
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -41,9 +42,14 @@ type loop struct {
 	// unreported: tasks have exec'd, or failed to, and noded does not know it yet.
 	unreported     bool
 	launchReported bool // to the step that has spawned this one
-	// evicting: the kernel may take 10 ms for it, and the loop has none to spare.
-	evicting sync.WaitGroup
-	done     chan struct{} // closed with the loop
+	stops          *stopWatch
+	// unheard is closed when the tasks have ended of which a stopped host tells nothing; nil where
+	// it was not stopped. halt ends the wait for them.
+	unheard chan struct{}
+	halt    context.CancelFunc
+	// helpers evict the host, for which the kernel may take 10 ms, and wait for unheard.
+	helpers sync.WaitGroup
+	done    chan struct{} // closed with the loop
 }
 
 // deadline is a time that something is due; c is nil where nothing is.
@@ -59,7 +65,7 @@ func newLoop(s *Step) *loop {
 	s.ledger.setState(step.Running)
 	l := &loop{
 		Step: s, waited: make(chan error, 1), cancelled: s.causes.cancelled, limit: newTimeLimit(s.plan.Spec),
-		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
+		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), stops: newStopWatch(s.host), halt: func() {}, settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
 	}
 	go func() {
 		l.waited <- s.host.Wait(func(e launch.TaskEnd) {
@@ -76,7 +82,9 @@ func (l *loop) stop() {
 	l.limit.stop()
 	l.kill.stop()
 	l.hooks.stop()
-	l.evicting.Wait()
+	l.stops.end()
+	l.halt()
+	l.helpers.Wait()
 	l.settle.Stop()
 	close(l.done)
 }
@@ -93,6 +101,7 @@ func (l *loop) run() error {
 		return nil
 	}
 	// The next command may be sent only when this one was answered.
+	defer l.host.guard()()
 	err := <-l.waited
 	if errors.Is(err, launch.ErrHostGone) {
 		return l.hostDied()
@@ -120,7 +129,14 @@ func (l *loop) next() error {
 		l.loseTasks()
 	case <-l.settle.C:
 		l.due = false
-		l.evicting.Go(l.host.evict)
+		l.helpers.Go(l.host.evict)
+	case <-l.stops.mayBe:
+		l.mayBeStopped()
+	case <-l.unheard:
+		l.unheard = nil
+		l.stops.look()
+	case <-l.stops.late:
+		l.stops.kill()
 	case <-l.cancelled:
 		l.cancelled = nil
 		l.kill.in(time.Duration(l.killer.terminate()) * time.Second) // before it is reported: a slow reader must not delay it

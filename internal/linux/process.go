@@ -456,20 +456,32 @@ func (r *Reaper) reap() (exit Exit, err error) {
 	return exit, err
 }
 
+// siginfo is siginfo_t of a 64-bit machine: three ints and their padding, then SIGCHLD's part
+// (waitid(2)).
+type siginfo struct {
+	signo, errno, code, _ int32
+	pid                   int32
+	_                     [108]byte
+}
+
 // ended is a child that has ended and is not reaped; 0 if there is none, ECHILD
 // if there are no children.
 func ended() (pid int, err error) {
-	// siginfo_t of a 64-bit machine: three ints and their padding, then
-	// SIGCHLD's part (waitid(2)).
-	var info struct {
-		signo, errno, code, _ int32
-		pid                   int32
-		_                     [108]byte
-	}
+	var info siginfo
 	err = IgnoringEINTR(func() error {
 		return unix.Waitid(unix.P_ALL, 0, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
 	})
 	return int(info.pid), err
+}
+
+// ChildStopped reports whether a child of this process is stopped by a signal. The kernel sends
+// SIGCHLD when that begins, and when it goes on.
+func ChildStopped(pid int) bool {
+	var info siginfo
+	err := IgnoringEINTR(func() error {
+		return unix.Waitid(unix.P_PID, pid, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
+	})
+	return err == nil && info.pid != 0
 }
 
 // ResourceLimit is a limit of setrlimit(2), by its name without RLIMIT_.
