@@ -22,7 +22,6 @@ func TestRootKillsWithoutFirstThread(t *testing.T) {
 		{"v2", site{Slurm: "KillWait=1\n"}},
 		{"v1", site{Slurm: "KillWait=1\n", Cgroup: forceV1}},
 		{"linuxproc", site{Slurm: "KillWait=1\nProctrackType=proctrack/linuxproc\n"}},
-		{"pgid", site{Slurm: "KillWait=1\nProctrackType=proctrack/pgid\n"}},
 	} {
 		if testkit.InGuest() && tc.name != "v2" {
 			continue // the others are the same there, and it is slow

@@ -60,7 +60,7 @@ func TestRootLadder(t *testing.T) {
 		{name: "none wanted", site: site{Cgroup: "CgroupPlugin=disabled\n"}, want: "linuxproc"},
 		{name: "read-only", site: site{Before: readOnly}, want: "linuxproc", what: "proctrack/cgroup", why: "read-only file system"},
 		{name: "linuxproc asked for", site: site{Slurm: "ProctrackType=proctrack/linuxproc\n"}, want: "linuxproc"},
-		{name: "pgid asked for", site: site{Slurm: "ProctrackType=proctrack/pgid\n"}, want: "pgid"},
+		{name: "pgid asked for", site: site{Slurm: "ProctrackType=proctrack/pgid\n"}, want: "linuxproc", what: "proctrack/pgid", why: "proctrack/linuxproc, which finds it"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.want == "cgroup/v1" {
@@ -83,12 +83,8 @@ func TestRootLadder(t *testing.T) {
 					t.Errorf("announced %d times:\n%s", c, n.log)
 				}
 			}
-			// A daemon of the task's is not left; of pgid, only what stays in its group.
-			daemon := "( setsid sleep 86397 & )"
-			if tc.want == "pgid" {
-				daemon = "( sleep 86397 & )"
-			}
-			r := n.ctl(t, "run", "-n", "2", "sh", "-c", daemon+"; echo out; exit $SLURM_PROCID")
+			// A daemon of the task's is not left.
+			r := n.ctl(t, "run", "-n", "2", "sh", "-c", "( setsid sleep 86397 & ); echo out; exit $SLURM_PROCID")
 			if r.code != 1 || r.out != "out\nout\n" {
 				t.Errorf("run: %v", r)
 			}

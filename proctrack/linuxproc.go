@@ -60,12 +60,19 @@ func (l *LinuxProc) Create() error {
 	if l.stepd != os.Getpid() {
 		return fmt.Errorf("internal error: linuxproc tracks process %d from process %d", l.stepd, os.Getpid())
 	}
-	pid := strconv.Itoa(l.stepd)
-	path := filepath.Join("/proc", pid, "task", pid, "children")
-	if _, err := os.Stat(path); err != nil {
-		return fmt.Errorf("cannot track processes by descent: %w (the kernel needs CONFIG_PROC_CHILDREN)", err)
+	if err := CheckDescent(); err != nil {
+		return err
 	}
 	return linux.SetSubreaper()
+}
+
+// CheckDescent returns why this kernel cannot track processes by descent, nil where it can.
+func CheckDescent() error {
+	pid := strconv.Itoa(os.Getpid())
+	if _, err := os.Stat(filepath.Join("/proc", pid, "task", pid, "children")); err != nil {
+		return fmt.Errorf("cannot track processes by descent: %w (the kernel needs CONFIG_PROC_CHILDREN)", err)
+	}
+	return nil
 }
 
 // Add has nothing to do: a process of the step is tracked by its descent.
@@ -153,7 +160,7 @@ func (l *LinuxProc) Destroy(ctx context.Context) error {
 // PGID tracks a step by the process group of its tasks, as Slurm's
 // proctrack/pgid does. A process that leaves the group (setsid, a shell with
 // job control) escapes: it is neither seen nor signalled. Use it only where a
-// site asks for it by name.
+// site asks for it by name, and CheckDescent fails.
 type PGID struct {
 	noCgroup
 	mu   sync.Mutex

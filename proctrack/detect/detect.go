@@ -91,6 +91,7 @@ func Detect(w Wish) (Answer, error) {
 		cgroup:    own,
 		usable:    usable,
 		systemd:   systemdRuns(),
+		descent:   proctrack.CheckDescent(),
 	})
 }
 
@@ -112,6 +113,8 @@ type facts struct {
 	// usable says why no cgroup can be made in a directory, or nil.
 	usable  func(dir string) error
 	systemd bool
+	// descent says why processes cannot be tracked by descent, or is nil.
+	descent error
 }
 
 func decide(w Wish, f facts) (Answer, error) {
@@ -121,9 +124,20 @@ func decide(w Wish, f facts) (Answer, error) {
 	case LinuxProc:
 		return Answer{Kind: proctrack.KindLinuxProc}, nil
 	case PGID:
-		return Answer{Kind: proctrack.KindPGID}, nil
+		return decidePGID(f.descent), nil
 	}
 	return Answer{}, fmt.Errorf("cannot use ProctrackType=%q: want %s, %s or %s", w.ProctrackType, Cgroup, LinuxProc, PGID)
+}
+
+// InsteadOfPGID is why steps are tracked by descent where ProctrackType is PGID.
+const InsteadOfPGID = "a process that leaves the group (setsid) would outlive its step: " + LinuxProc + ", which finds it, is used"
+
+// decidePGID keeps to the process group only where the kernel has nothing better.
+func decidePGID(descent error) Answer {
+	if descent != nil {
+		return Answer{Kind: proctrack.KindPGID}
+	}
+	return Answer{Kind: proctrack.KindLinuxProc, Fallbacks: []Fallback{{What: PGID, Why: InsteadOfPGID}}}
 }
 
 func decideCgroup(w Wish, f facts) (Answer, error) {

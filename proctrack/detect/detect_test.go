@@ -46,6 +46,7 @@ func TestDecide(t *testing.T) {
 		systemd, ignore            bool
 		mode                       cgroups.CGMode
 		usable                     func(string) error
+		descent                    error
 		want                       Answer
 	}{
 		{
@@ -137,14 +138,21 @@ func TestDecide(t *testing.T) {
 			want: Answer{Kind: proctrack.KindCgroupV2, Mount: "/sys/fs/cgroup", Own: "/docker/12abc", Parent: "/sys/fs/cgroup"},
 		},
 		{name: "linuxproc asked for", conf: LinuxProc, mounts: "mountinfo.unified", mode: cgroups.Unified, want: Answer{Kind: proctrack.KindLinuxProc}},
-		{name: "pgid asked for", conf: PGID, mounts: "mountinfo.unified", mode: cgroups.Unified, want: Answer{Kind: proctrack.KindPGID}},
+		{
+			name: "pgid asked for", conf: PGID, mounts: "mountinfo.unified", mode: cgroups.Unified,
+			want: Answer{Kind: proctrack.KindLinuxProc, Fallbacks: []Fallback{{PGID, InsteadOfPGID}}},
+		},
+		{
+			name: "pgid asked for, and no descent", conf: PGID, mounts: "mountinfo.unified", mode: cgroups.Unified, descent: os.ErrNotExist,
+			want: Answer{Kind: proctrack.KindPGID},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.usable == nil {
 				tt.usable = refuse()
 			}
-			got, err := decide(Wish{tt.conf, tt.plugin, tt.mountpoint, tt.ignore}, facts{tt.mode, testdata(t, tt.mounts), []byte(tt.cgroup), tt.usable, tt.systemd})
+			got, err := decide(Wish{tt.conf, tt.plugin, tt.mountpoint, tt.ignore}, facts{tt.mode, testdata(t, tt.mounts), []byte(tt.cgroup), tt.usable, tt.systemd, tt.descent})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -177,7 +185,7 @@ func TestDecideRefuses(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := decide(Wish{ProctrackType: tt.conf}, facts{cgroups.Unified, []byte(tt.mounts), []byte(tt.cgroup), none, false})
+			_, err := decide(Wish{ProctrackType: tt.conf}, facts{cgroups.Unified, []byte(tt.mounts), []byte(tt.cgroup), none, false, nil})
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
 			}
@@ -222,7 +230,7 @@ func FuzzDecide(f *testing.F) {
 	}
 	f.Add([]byte("  :    - cgroup2  "), []byte("::/")) // a mount without a mount point
 	f.Fuzz(func(t *testing.T, mounts, own []byte) {
-		a, err := decide(Wish{}, facts{cgroups.Unified, mounts, own, func(string) error { return nil }, false})
+		a, err := decide(Wish{}, facts{cgroups.Unified, mounts, own, func(string) error { return nil }, false, nil})
 		if err != nil || a.Parent == "" {
 			return
 		}

@@ -105,9 +105,14 @@ func (p *Place) find() error {
 // use makes the root at an answer's place.
 func (p *Place) use(f found) (err error) {
 	if p.kind = f.kind; f.parent == "" {
-		if p.cfg.Site.ProctrackType == detect.PGID {
-			p.kind = proctrack.KindPGID
+		if p.cfg.Site.ProctrackType != detect.PGID {
+			return nil
 		}
+		if proctrack.CheckDescent() != nil {
+			p.kind = proctrack.KindPGID
+			return nil
+		}
+		p.notes = append(p.notes, fmt.Sprintf("no %s: %s", detect.PGID, detect.InsteadOfPGID))
 		return nil
 	}
 	root, err := proctrack.NewRoot(proctrack.RootConfig{
