@@ -100,7 +100,7 @@ var importRules = map[string]struct {
 	"stepd/client/terminal":    {[]string{"stepd/internal/linux", "stepd/internal/printable", "stepd/step", "stepd/stepio/replay"}, "the user's terminal: neither noded nor options are known"},
 	"stepd/client/report":      {[]string{"stepd/client", "stepd/client/options", "stepd/client/plugins", "stepd/client/terminal", "stepd/api", "stepd/explain", "stepd/internal/printable", "stepd/slurmconf", "stepd/spank", "stepd/spank/lint", "stepd/step", "stepd/eventlog", "stepd/eventlog/archive", "stepd/step/launch", "stepd/srunopt"}, "verbs that print"},
 	"stepd/client/top":         {[]string{"stepd/client", "stepd/client/options", "stepd/client/report", "stepd/client/terminal", "stepd/api", "stepd/internal/printable", "stepd/step"}, "a report that is shown again and again"},
-	"stepd/client/help":        {[]string{"stepd/client", "stepd/client/options", "stepd/client/plugins", "stepd/client/terminal", "stepd/client/top", "stepd/docs", "stepd/internal/manual", "stepd/internal/printable"}, "describes the verbs, and runs none"},
+	"stepd/client/help":        {[]string{"stepd/api", "stepd/client", "stepd/client/options", "stepd/client/plugins", "stepd/client/terminal", "stepd/client/top", "stepd/docs", "stepd/internal/manual", "stepd/internal/printable"}, "describes the verbs, and runs none"},
 	"stepd/cmd/stepctl":        {[]string{"stepd/client", "stepd/client/help", "stepd/client/options", "stepd/client/report", "stepd/client/terminal", "stepd/client/top", "stepd/internal/build", "stepd/internal/oneproc"}, "wires"},
 	"stepd/examples":           {[]string{"stepd/internal/testkit"}, "tests of the examples"},
 	"stepd/integration":        {[]string{"stepd/internal/testkit"}, "black box: built programs only"},

@@ -228,6 +228,9 @@ type ConfigReply struct {
 	// InteractiveStep is what alloc without a command runs (InteractiveStepOptions), ""
 	// where LaunchParameters has no use_interactive_step.
 	InteractiveStep string `json:"interactive_step"`
+	// MemoryUnlimited is why a step may use more memory than it has asked for, "" where it
+	// may not.
+	MemoryUnlimited string `json:"memory_unlimited"`
 }
 
 // JobStack is a job that keeps its plugin stack: File, which names the plugins, is noded's.

@@ -179,6 +179,9 @@ func (d *Dialer) endOnSignal() (release func()) {
 // end ends the program, and what it has started.
 func (d *Dialer) end(sig syscall.Signal) {
 	d.mu.Lock() // for good: nothing is started any more
+	if text := terminal.Waiting.Text(); text != "" {
+		terminal.Say("interrupted: %s", strings.TrimPrefix(text, "stepctl: "))
+	}
 	if d.session != nil {
 		d.session.Kill(fmt.Sprintf("was interrupted by %v", sig))
 	}

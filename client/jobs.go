@@ -81,6 +81,7 @@ func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, int
 		}
 	}
 	tell("Granted job allocation %d", job.JobID)
+	o.TellMemory(p)
 	p.WarnTooLong()
 	p.ExitEnv = append(allocEnv(req, p, job), p.JobEnv()...)
 	over, stop := watchJob(client, job.JobID)
@@ -293,6 +294,7 @@ func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte
 	} else {
 		fmt.Printf("Submitted batch job %d\n", reply.JobID)
 	}
+	o.TellMemory(p)
 	if !o.Wait {
 		return 0, nil
 	}

@@ -119,6 +119,7 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	}
 	defer mpiFini(hooks)
 	spec := reply.Spec
+	o.TellMemory(p)
 	if o.Verbose > 0 {
 		terminal.Say("job %d step %d", reply.JobID, reply.StepID)
 	}
@@ -273,7 +274,7 @@ func (l *launch) follow(reply *api.RunReply, spec *step.Spec) (*step.Record, err
 	streams, err := stepio.Open(spec, stepio.Options{
 		Stdin: files.Files[0], Stdout: files.Files[1], Stderr: files.Files[2], Of: files.Rank,
 		Unbuffered: l.opt.Unbuffered, Label: l.opt.Label, SameUser: spec.User.UID == uint32(os.Geteuid()),
-		Failed: l.streamFailed,
+		Failed: l.streamFailed, Writing: terminal.Waiting.Others,
 	})
 	if err != nil {
 		return nil, err

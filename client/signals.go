@@ -110,14 +110,25 @@ func (h *handler) interrupt() {
 	}
 	if l.opt.QuitOnInterrupt || time.Since(h.last) < twice {
 		h.aborted = true
+		if h.last.IsZero() {
+			l.tellLaunch()
+		}
 		terminal.Say("sending Ctrl-C to StepId=%s", l.id)
 		h.forward(syscall.SIGINT)
 		h.cancel("interrupted")
 		return
 	}
-	h.last = time.Now()
 	terminal.Say("interrupt (one more within 1 sec to abort)")
 	l.tellStates()
+	l.tellLaunch()
+	h.last = time.Now() // noded may have let tellLaunch wait
+}
+
+// tellLaunch says what a launch that is not over waits for, which a signal interrupts.
+func (l *launch) tellLaunch() {
+	if words, _ := l.launchStage(); words != "" {
+		terminal.Say("%s", words)
+	}
 }
 
 // waitOver is --wait: the first task has ended that long ago.

@@ -307,19 +307,28 @@ func (l *launch) slowLaunch() (done func()) {
 		return func() {}
 	}
 	return terminal.ShowSlow(l.opt.Quiet, func(since time.Duration) (string, bool) {
-		l.mu.Lock()
-		state := l.state
-		l.mu.Unlock()
-		if state != "" && state != step.Pending && state != step.Starting && state != step.Running {
-			return "", true
-		}
-		rec, events := l.look()
-		if rec == nil {
+		text, answered := l.launchStage()
+		if !answered {
 			return fmt.Sprintf("step %s: waiting for noded for %s", l.id, plugins.Whole(since)), false
 		}
-		text := cmp.Or(launchWords(rec, events, time.Now()), prologWords(rec, time.Now()))
 		return text, text == ""
 	})
+}
+
+// launchStage is where the launch stands, in one line, "" once it is over. It is false where
+// noded does not answer.
+func (l *launch) launchStage() (words string, answered bool) {
+	l.mu.Lock()
+	state := l.state
+	l.mu.Unlock()
+	if state != "" && state != step.Pending && state != step.Starting && state != step.Running {
+		return "", true
+	}
+	rec, events := l.look()
+	if rec == nil {
+		return "", false
+	}
+	return cmp.Or(launchWords(rec, events, time.Now()), prologWords(rec, time.Now())), true
 }
 
 // look asks noded what the step does; nil where it does not answer at once. The event

@@ -2,12 +2,15 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"stepd/api"
 )
 
 // completer asks a real shell what it would complete a line to.
@@ -54,6 +57,8 @@ func TestRootCompletion(t *testing.T) {
 	n.stack(t, "optional "+buildClient(t, n))
 	step := n.start(t, call{args: []string{"run", "-J", "mine", "sleep", "60"}})
 	id := fmt.Sprintf("%d.0", n.running(t).JobID)
+	holds := n.start(t, call{args: []string{"alloc", "sleep", "60"}})
+	alone := n.allocation(t)
 	for _, c := range completers() {
 		t.Run(c.shell, func(t *testing.T) {
 			if _, err := exec.LookPath(c.shell); err != nil {
@@ -69,6 +74,8 @@ func TestRootCompletion(t *testing.T) {
 				{"stepctl run --nta", "--ntasks"},
 				{"stepctl run --bo", "--both"},
 				{"stepctl show ", id},
+				{"stepctl run -n2 stdb", "stdbuf"},
+				{"stepctl cancel ", fmt.Sprint(alone)},
 			} {
 				ctx, cancel := context.WithTimeout(t.Context(), callTimeout)
 				defer cancel()
@@ -85,5 +92,29 @@ func TestRootCompletion(t *testing.T) {
 	if r := n.ctlRoot(t, "cancel", id); r.code != 0 {
 		t.Error(r)
 	}
+	if r := n.ctlRoot(t, "cancel", fmt.Sprint(alone)); r.code != 0 {
+		t.Error(r)
+	}
 	step.wait(t)
+	holds.wait(t)
+}
+
+// allocation waits for a job that has no step, and returns its number.
+func (n *node) allocation(t testing.TB) (job uint32) {
+	t.Helper()
+	eventually(t, callTimeout, "a job without a step", func() error {
+		var doc struct{ Node api.Node }
+		r := n.ctlRoot(t, "node", "status", "--json")
+		if err := json.Unmarshal([]byte(r.out), &doc); err != nil {
+			return err
+		}
+		for _, j := range doc.Node.Jobs {
+			if len(j.Steps) == 0 {
+				job = j.ID
+				return nil
+			}
+		}
+		return fmt.Errorf("the node has %+v", doc.Node.Jobs)
+	})
+	return job
 }

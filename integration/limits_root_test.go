@@ -358,3 +358,24 @@ func TestRootLimitsOfAJob(t *testing.T) {
 		return nil
 	})
 }
+
+// TestRootMemoryUnlimited: an option whose limit nothing enforces is named once, with what is
+// missing, where the user has written it.
+func TestRootMemoryUnlimited(t *testing.T) {
+	n := startNode(t, site{})
+	const said = "stepctl: --mem is not enforced: cgroup.conf has no ConstrainRAMSpace=yes\n"
+	if r := n.ctl(t, "run", "--mem=64M", "true"); r.code != 0 || r.err != said {
+		t.Errorf("run --mem: %v", r)
+	}
+	if r := n.ctl(t, "alloc", "--mem=64M", n.bin, "run", "true"); r.code != 0 || strings.Count(r.err, said) != 1 {
+		t.Errorf("alloc --mem: %v", r)
+	}
+	if r := n.ctl(t, "batch", "-W", "--mem-per-cpu=64M", "--wrap", "true"); r.code != 0 || strings.Count(r.err, "--mem-per-cpu is not enforced") != 1 {
+		t.Errorf("batch --mem-per-cpu: %v", r)
+	}
+	for _, args := range [][]string{{"run", "-Q", "--mem=64M", "true"}, {"run", "--mem=0", "true"}, {"run", "true"}} {
+		if r := n.ctl(t, args...); r.code != 0 || r.err != "" {
+			t.Errorf("%q: %v", args, r)
+		}
+	}
+}

@@ -197,6 +197,14 @@ func TestRootProgress(t *testing.T) {
 	piped := n.start(t, call{args: []string{"run", "true"}, root: true})
 	told := n.on(t, 80, 24, "run", "true")
 	told.shows(t, `plugin "rude.so": slurm_spank_user_init for `)
+	told.press(t, "\x03")
+	eventually(t, callTimeout, "what Ctrl-C interrupts", func() error {
+		_, said, _ := strings.Cut(told.text(), "interrupt (one more within 1 sec to abort)\r\n")
+		if !regexp.MustCompile(`\nstepctl: step \d+\.0: plugin "rude.so": slurm_spank_user_init for \d+s\r\n(?s:.*)user_init for \d+s\r$`).MatchString(said) {
+			return fmt.Errorf("it says %q", told.text())
+		}
+		return nil
+	})
 	eventually(t, callTimeout, "three steps", func() error {
 		if got := len(n.ps(t)); got != 3 {
 			return fmt.Errorf("there are %d", got)

@@ -268,6 +268,36 @@ func terminalCrowd(t *testing.T, n *node) {
 	}
 }
 
+// TestRootBackground: a step that a shell has put in the background runs on where its client's
+// input is the terminal, and has that when it is in the foreground again.
+func TestRootBackground(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{})
+	cmd := exec.Command("bash", "--norc", "-i")
+	cmd.Env = []string{"NODED_SOCKET=" + n.socket(), "PS1=ready> "}
+	s := terminal(t, cmd, 80, 24)
+	s.reads(t, "ready> ")
+	s.press(t, n.bin+" run sh -c 'echo be''gins; cat; echo en''ds' &\n")
+	s.reads(t, "begins")
+	id := n.running(t).id()
+	s.press(t, "jobs; echo sh''own\n") // the shell has read a line while the client waits for one
+	s.reads(t, "shown")
+	if strings.Contains(s.text(), "Stopped") || !strings.Contains(s.text(), "Running") {
+		t.Errorf("the shell says %q", s.text())
+	}
+	s.press(t, "fg\n")
+	s.reads(t, "fg\r\n")
+	s.press(t, "typed\n")
+	s.reads(t, "typed\r\ntyped\r\n") // by the terminal, and by cat
+	s.press(t, "\x04")
+	s.reads(t, "ends")
+	s.press(t, "exit\n")
+	s.ends(t, 0)
+	if rec := n.show(t, id); rec.State != "COMPLETED" {
+		t.Errorf("the step is %+v", rec)
+	}
+}
+
 // TestRootTerminalTmux: as people use it.
 func TestRootTerminalTmux(t *testing.T) {
 	n := startNode(t, site{Slurm: "KillWait=1\n"})

@@ -54,6 +54,9 @@ type Config struct {
 	// InteractiveStep is what alloc without a command gives to run: InteractiveStepOptions,
 	// where the site has use_interactive_step; "" is that it runs the shell where it is.
 	InteractiveStep string
+	// MemoryUnlimited is why a step may use more memory than it has asked for, "" where it
+	// may not.
+	MemoryUnlimited string
 
 	// DebugFlags are the flags of slurm.conf(5) for which the log has more than otherwise:
 	// Cgroup, CPU_Bind, Gres, JobAccountGather, JobContainer, Steps.

@@ -157,7 +157,7 @@ func (n machine) ClientConfig() *api.ConfigReply {
 		Node: c.NodeName, CPUs: len(c.CPUs), MaxTasks: c.MaxTasks, MPIDefault: c.MPIDefault, MPITypes: c.MPITypes,
 		Plugstack: spank.Plugstack, PluginDirs: spank.PluginDirs, Cluster: c.Site.Cluster,
 		AllowReleases: spank.AllowReleases, HookTimeoutS: spank.HookTimeoutS, SpankStrict: spank.Strict, SlurmConf: c.Site.SlurmConf,
-		RequireSafe: spank.RequireSafe, InteractiveStep: c.InteractiveStep,
+		RequireSafe: spank.RequireSafe, InteractiveStep: c.InteractiveStep, MemoryUnlimited: c.MemoryUnlimited,
 	}
 	if c.Stack != nil {
 		stack, err := c.Stack()

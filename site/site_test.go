@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/sirupsen/logrus"
 
+	"stepd/proctrack"
 	"stepd/slurmconf"
 	"stepd/step"
 )
@@ -224,5 +225,29 @@ func TestUnread(t *testing.T) {
 	file := write(t, filepath.Join(dir, "cgroup.conf"), "")
 	if got := unread(dir); len(got) != 1 || got[0].File != file || got[0].Severity != slurmconf.SeverityWarning {
 		t.Errorf("got %v", got)
+	}
+}
+
+// TestMemoryUnlimited: why a step may use more memory than it asked for.
+func TestMemoryUnlimited(t *testing.T) {
+	for name, c := range map[string]struct {
+		slurm, cgroup, kind, want string
+	}{
+		"limited":        {"", "ConstrainRAMSpace=yes", proctrack.KindCgroupV2, ""},
+		"swap and all":   {"", "ConstrainSwapSpace=yes", proctrack.KindCgroupV2, ""},
+		"by accounting":  {"JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherParams=OverMemoryKill", "", proctrack.KindLinuxProc, ""},
+		"not asked for":  {"", "", proctrack.KindCgroupV2, "cgroup.conf has no ConstrainRAMSpace=yes"},
+		"without plugin": {"TaskPlugin=task/affinity", "ConstrainRAMSpace=yes", proctrack.KindCgroupV2, "TaskPlugin of slurm.conf has no task/cgroup"},
+		"no cgroups":     {"", "ConstrainRAMSpace=yes", proctrack.KindPGID, "there are no cgroups here (tracking is pgid)"},
+	} {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "cgroup.conf"), c.cgroup+"\n")
+		conf, _, err := slurmconf.Load(write(t, filepath.Join(dir, "slurm.conf"), c.slurm+"\n"), "n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := memoryUnlimited(conf, c.kind); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
 	}
 }

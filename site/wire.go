@@ -80,7 +80,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 func (s *Site) rules(cfg *node.Config) {
 	c, own := s.conf, s.conf.Stepd
 	cfg.MaxTasks = c.MaxTasksPerNode
-	cfg.InteractiveStep = s.interactiveStep()
+	cfg.InteractiveStep, cfg.MemoryUnlimited = s.interactiveStep(), memoryUnlimited(s.conf, cfg.Tracker.Kind())
 	cfg.NoNewPrivs, cfg.UnkillableProgram = own.NoNewPrivs, c.UnkillableStepProgram
 	cfg.MinJobAge, cfg.KeepSteps = c.MinJobAge, own.KeepSteps
 	cfg.SpoolTimeout = own.SpoolTimeout
@@ -97,6 +97,22 @@ func (s *Site) interactiveStep() string {
 		if strings.EqualFold(p, "use_interactive_step") {
 			return s.conf.InteractiveStepOptions
 		}
+	}
+	return ""
+}
+
+// memoryUnlimited is why a step may use more memory than it has asked for, where steps are
+// tracked by kind.
+func memoryUnlimited(c *slurmconf.Config, kind string) string {
+	switch {
+	case c.JobAcctGatherParams.OverMemoryKill && c.JobAcctGatherType != "none":
+		return ""
+	case !slices.Contains(c.TaskPlugin, "task/cgroup"):
+		return "TaskPlugin of slurm.conf has no task/cgroup"
+	case !c.Cgroup.ConstrainRAMSpace && !c.Cgroup.ConstrainSwapSpace:
+		return "cgroup.conf has no ConstrainRAMSpace=yes"
+	case kind == proctrack.KindLinuxProc || kind == proctrack.KindPGID:
+		return fmt.Sprintf("there are no cgroups here (tracking is %s)", kind)
 	}
 	return ""
 }

@@ -47,7 +47,7 @@ func TestPassStoppedTerminal(t *testing.T) {
 	}
 	in := int(write.Fd())
 	passed, wrote := make(chan error, 1), make(chan error, 1)
-	go func() { passed <- pass(slave, read) }()
+	go func() { passed <- new(Options).pass(slave, read) }()
 	go func() {
 		_, err := unix.Write(in, []byte("one "))
 		for left := 1; err == nil && left > 0; { // until it has taken that

@@ -35,11 +35,12 @@ type lines struct {
 	mid *lineFeed // whose line stands in the file without its end
 	err error     // what the file did not take
 
-	failed func(err error) // called with err, once
+	writing func(b []byte)  // called with what is about to be written
+	failed  func(err error) // called with err, once
 }
 
 func newLines(dest *os.File, ntasks int, opt *Options, failed func(error)) *lines {
-	l := &lines{fd: rawFD(dest), unbuffered: opt.Unbuffered, failed: failed}
+	l := &lines{fd: rawFD(dest), unbuffered: opt.Unbuffered, writing: opt.writingTo(dest), failed: failed}
 	if opt.Label {
 		l.width = len(strconv.Itoa(ntasks - 1))
 	}
@@ -182,6 +183,9 @@ func (l *lines) flush() error {
 func (l *lines) put(pieces ...[]byte) {
 	if l.err != nil {
 		return
+	}
+	for _, piece := range pieces {
+		l.writing(piece)
 	}
 	if l.err = writeAll(l.fd, pieces...); l.err != nil && l.failed != nil {
 		l.failed(l.err)

@@ -28,6 +28,9 @@ type Options struct {
 	Label bool
 	// SameUser says that the tasks run as the client's own user.
 	SameUser bool
+	// Writing hears, by any goroutine, what is about to be written to a terminal. nil hears
+	// nothing.
+	Writing func(b []byte)
 	// Failed hears, by any goroutine and once for each stream, that a file does not
 	// take what the tasks write, or cannot be read: tasks that write on get SIGPIPE,
 	// and readers have their end of file. With nil it is not reported. err is a
@@ -48,6 +51,14 @@ func (o *Options) failed(fd int, file *os.File, err error) {
 		err = path.Err
 	}
 	o.Failed(fmt.Errorf("cannot %s %s %q: %w", verb, streamNames[fd], file.Name(), err))
+}
+
+// writingTo is Writing for what f gets.
+func (o *Options) writingTo(f *os.File) func(b []byte) {
+	if o.Writing == nil || !isTerminal(f) {
+		return func([]byte) {}
+	}
+	return o.Writing
 }
 
 var streamNames = [3]string{"stdin", "stdout", "stderr"}
@@ -124,7 +135,7 @@ func (s *Session) openInput() error {
 	// Not waited for: it may be blocked in a read of the terminal when the
 	// step ends.
 	s.start = append(s.start, func() {
-		go func() { s.opt.failed(0, s.opt.Stdin, broadcast(s.opt.Stdin, writers)) }()
+		go func() { s.opt.failed(0, s.opt.Stdin, broadcast(inForeground(s.opt.Stdin), writers)) }()
 	})
 	return nil
 }
@@ -156,7 +167,7 @@ func (s *Session) openOutput(fd int, st step.Stream, dest *os.File) error {
 		s.hand(fd, rank, theirs, false)
 		widen(ours, 1)
 		s.relay(func() {
-			s.opt.failed(fd, dest, pass(dest, ours))
+			s.opt.failed(fd, dest, s.opt.pass(dest, ours))
 		})
 		return nil
 	}
@@ -348,6 +359,11 @@ func IsNull(f *os.File) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3)
 }
 
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(rawFD(f), unix.TCGETS)
+	return err == nil
+}
+
 func isRegular(f *os.File) bool { return kindOf(f) == unix.S_IFREG }
 
 // TakeFD takes the descriptor out of f, which is then closed: it is the
@@ -366,7 +382,7 @@ const moveMax = 1 << 20
 // not take is an error, and the rest is not read: the tasks get SIGPIPE. It takes a
 // thread, which waits in the kernel: through the runtime's poller each of the pipes'
 // turns takes longer.
-func pass(dest, src *os.File) error {
+func (o *Options) pass(dest, src *os.File) error {
 	in, err := TakeFD(src)
 	if err != nil {
 		return err
@@ -377,6 +393,7 @@ func pass(dest, src *os.File) error {
 	}
 	_ = linux.BatchThread() // without it the bytes only take longer
 	out := rawFD(dest)
+	writing := o.writingTo(dest)
 	var buf []byte // where the kernel cannot, or is not to
 	if !spliced(out) {
 		buf = make([]byte, bufferSize)
@@ -384,7 +401,7 @@ func pass(dest, src *os.File) error {
 	for {
 		var n int64
 		if buf != nil {
-			n, err = copySome(out, in, buf)
+			n, err = copySome(out, in, buf, writing)
 		} else {
 			n, err = unix.Splice(in, nil, out, nil, moveMax, unix.SPLICE_F_MOVE)
 		}
@@ -420,11 +437,12 @@ func spliced(fd int) bool {
 	return false
 }
 
-func copySome(out, in int, buf []byte) (int64, error) {
+func copySome(out, in int, buf []byte, writing func([]byte)) (int64, error) {
 	n, err := unix.Read(in, buf)
 	if n <= 0 {
 		return 0, err
 	}
+	writing(buf[:n])
 	return int64(n), writeAll(out, buf[:n])
 }
 

@@ -5,6 +5,7 @@ package help
 import (
 	"context"
 	_ "embed" // manual.txt
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"stepd/api"
 	"stepd/client"
 	"stepd/client/options"
 	"stepd/client/plugins"
@@ -274,9 +276,30 @@ func Completing(root *cobra.Command, args []string) (c *cobra.Command, rest []st
 	return c, rest
 }
 
+// Apart sets the arguments that hang on short options of c (-n2) apart from these, as cobra's
+// completion wants them. It is for words that are completed and not run: the words of the user's
+// command may be among them.
+func Apart(c *cobra.Command, words []string) (out []string) {
+	for _, word := range words {
+		if len(word) > 2 && word[0] == '-' && word[1] != '-' {
+			if f := c.Flags().ShorthandLookup(word[1:2]); f != nil && f.NoOptDefVal == "" {
+				out = append(out, word[:2], word[2:])
+				continue
+			}
+		}
+		out = append(out, word)
+	}
+	return out
+}
+
 // CompleteRefs completes JOB and JOB.STEP of the verbs that take them. ended
 // reports whether ended steps' help.
 func CompleteRefs(d *client.Dialer, root *cobra.Command) {
+	for _, name := range []string{"run", "alloc"} {
+		if c, _, err := root.Find([]string{name}); err == nil && c != root {
+			c.ValidArgsFunction = completePrograms
+		}
+	}
 	for _, v := range []struct {
 		name        string
 		ended, many bool
@@ -300,6 +323,25 @@ func CompleteRefs(d *client.Dialer, root *cobra.Command) {
 	}
 }
 
+// completePrograms completes the command of run and alloc to programs of PATH, as a shell does at
+// the beginning of a line. Paths, and the command's arguments, are the shell's to complete.
+func completePrograms(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 || word == "" || strings.Contains(word, "/") {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var out []string
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		entries, _ := os.ReadDir(dir) // a shell passes over one that cannot be read, too
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), word) && !e.IsDir() && unix.Access(filepath.Join(dir, e.Name()), unix.X_OK) == nil {
+				out = append(out, e.Name())
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), cobra.ShellCompDirectiveDefault
+}
+
 // refs are steps, and jobs, whose numbers begin so, each with what it is.
 func refs(d *client.Dialer, ended, jobs bool, word string) (out []string) {
 	noded := d.Client()
@@ -321,6 +363,18 @@ func refs(d *client.Dialer, ended, jobs bool, word string) (out []string) {
 		if id := fmt.Sprint(rec.ID.Job); jobs && !seen[rec.ID.Job] && strings.HasPrefix(id, word) {
 			seen[rec.ID.Job] = true
 			out = append(out, id+"\tjob "+printable.Line(rec.Name, 30))
+		}
+	}
+	if !jobs {
+		return out
+	}
+	var node api.Node // an allocation may have no step yet
+	if doc, err := noded.Node(ctx); err != nil || json.Unmarshal(doc, &node) != nil {
+		return out
+	}
+	for _, job := range node.Jobs {
+		if id := fmt.Sprint(job.ID); !seen[job.ID] && (own == 0 || job.UID == own) && strings.HasPrefix(id, word) {
+			out = append(out, id+"\tjob "+printable.Line(job.Name, 30))
 		}
 	}
 	return out

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"stepd/client/plugins"
 	"stepd/client/terminal"
 	"stepd/slurmconf"
 	"stepd/srunopt"
@@ -101,6 +102,21 @@ func (o *Resources) set(kind Kind, r *step.Request) error {
 		return fmt.Errorf("%s=%s: want 0 or 1", from, cmp.Or(kill, `""`))
 	}
 	return nil
+}
+
+// TellMemory says that a limit of memory that was asked for is not enforced on the node of p,
+// unless --quiet was given. A job's steps, which take it from their environment, do not say it
+// again.
+func (o *Run) TellMemory(p *plugins.Host) {
+	mb, _ := srunopt.ParseMemory(cmp.Or(o.resources.mem, o.resources.memPerCPU, "0")) // set has parsed it
+	if mb == 0 || p.MemoryUnlimited == "" || o.Quiet {
+		return
+	}
+	option := "--mem"
+	if o.resources.mem == "" {
+		option = "--mem-per-cpu"
+	}
+	terminal.Say("%s is not enforced: %s", option, p.MemoryUnlimited)
 }
 
 // setGres puts generic resources into the request: GPUs are some of them.

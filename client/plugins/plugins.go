@@ -39,19 +39,21 @@ type Host struct {
 	// values are what the remote side gets: the last one of each option.
 	values map[int][]byte // nil: none
 
-	Node       string   // this node's name
-	Cluster    string   // this cluster's name
-	MPIDefault string   // MpiDefault
-	Shell      string   // what run is given to be an allocation's shell, "" for one here
-	Env        []string // environ, as plugins have left it
-	jobControl [][]byte
-	Unset      [][]byte // names that plugins have taken out of the job control environment
-	PostOptEnv []string // what environ has besides, at slurm_spank_init_post_opt
-	ExitEnv    []string // what environ has besides, at slurm_spank_exit
-	told       bool     // how the host has ended
-	exited     *int     // the command's exit code, where a plugin has called exit
-	strict     bool     // SpankStrict
-	warned     sync.Map // what Warn was told
+	Node       string // this node's name
+	Cluster    string // this cluster's name
+	MPIDefault string // MpiDefault
+	// MemoryUnlimited is why --mem is not enforced here, "" where it is.
+	MemoryUnlimited string
+	Shell           string   // what run is given to be an allocation's shell, "" for one here
+	Env             []string // environ, as plugins have left it
+	jobControl      [][]byte
+	Unset           [][]byte // names that plugins have taken out of the job control environment
+	PostOptEnv      []string // what environ has besides, at slurm_spank_init_post_opt
+	ExitEnv         []string // what environ has besides, at slurm_spank_exit
+	told            bool     // how the host has ended
+	exited          *int     // the command's exit code, where a plugin has called exit
+	strict          bool     // SpankStrict
+	warned          sync.Map // what Warn was told
 	// Ends is the step whose end the command's is, nil: none. Over says that it has ended.
 	Ends *step.ID
 	Over bool
@@ -73,6 +75,7 @@ func Load(ctx context.Context, client *api.Client, c spank.Context, job uint32, 
 		return nil, err
 	}
 	p.Node, p.Cluster, p.strict, p.MPIDefault, p.Shell = conf.Node, conf.Cluster, conf.SpankStrict, conf.MPIDefault, conf.InteractiveStep
+	p.MemoryUnlimited = conf.MemoryUnlimited
 	if len(stack.Plugins) == 0 {
 		return p, nil
 	}
@@ -152,7 +155,7 @@ func (p *Host) hear(r launch.HostRecord) {
 			terminal.Say("warning: %s", r.Text)
 		}
 	case launch.LogSpank:
-		fmt.Fprintln(os.Stderr, r.Text)
+		terminal.SayLine(r.Text)
 	case launch.LogInfo:
 		terminal.Say("%s", r.Text)
 	}

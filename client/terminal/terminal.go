@@ -170,7 +170,8 @@ const (
 type WaitingLine struct {
 	mu    sync.Mutex
 	to    *os.File
-	shown bool // guarded by mu
+	shown string // guarded by mu: "" while nothing is
+	open  bool   // guarded by mu: others have begun a line and not ended it
 }
 
 // Waiting is the line of this process: say takes it away before a line of its own.
@@ -181,22 +182,49 @@ var Waiting = &WaitingLine{to: os.Stderr}
 func (p *WaitingLine) set(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.open {
+		return
+	}
 	columns, _ := ScreenSize(p.to)
 	if columns <= 1 {
 		columns = 80
 	}
 	fmt.Fprint(p.to, "\r\x1b[K"+Fit(text, columns-1)+"\r")
-	p.shown = true
+	p.shown = text
 }
 
 // Clear takes the text away, and nothing that others have written before it.
 func (p *WaitingLine) Clear() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shown {
+	p.clear()
+}
+
+// clear is called with mu held.
+func (p *WaitingLine) clear() {
+	if p.shown != "" {
 		fmt.Fprint(p.to, "\x1b[K")
-		p.shown = false
+		p.shown = ""
 	}
+}
+
+// Others takes the text away before others write b to the terminal. While a line of theirs has
+// no end nothing is shown: it would be written over.
+func (p *WaitingLine) Others(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	p.open = b[len(b)-1] != '\n'
+}
+
+// Text is what is shown, "" while nothing is.
+func (p *WaitingLine) Text() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.shown
 }
 
 // ShowSlow shows what the command waits for, as now reports it, where that takes longer than

@@ -66,8 +66,12 @@ func execute(args []string) error {
 			return err
 		}
 	}
-	if c, rest := help.Completing(root, args); c != nil && c.Annotations[client.UsesPlugins] != "" && strings.HasPrefix(args[len(args)-1], "-") {
-		help.CompletePlugins(d, c, rest)
+	if c, rest := help.Completing(root, args); c != nil {
+		last := args[len(args)-1]
+		root.SetArgs(append(help.Apart(c, args[:len(args)-1]), last))
+		if c.Annotations[client.UsesPlugins] != "" && strings.HasPrefix(last, "-") {
+			help.CompletePlugins(d, c, rest)
+		}
 	}
 	return options.UnknownVerb(root, root.Execute())
 }
