@@ -359,8 +359,13 @@ func (e *Error) Error() string { return e.Message }
 // connection that failed.
 func (e *Error) Unwrap() error { return e.cause }
 
-// ErrDenied is the answer to a client that is neither the owner nor root.
-var ErrDenied = NewError(PermissionDenied, "permission denied")
+// Denied is the answer to a client that is neither the owner nor root, with those who may.
+func Denied(owner uint32) error {
+	if owner == 0 {
+		return NewError(PermissionDenied, "permission denied (only root may)")
+	}
+	return Errorf(PermissionDenied, "permission denied (only uid %d and root may)", owner)
+}
 
 // NewError returns an Error with this text.
 func NewError(code Code, text string) error { return &Error{Code: code, Message: text} }

@@ -133,6 +133,9 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 		}
 		l.screen = terminal.NewScreen(os.Stdin, os.Stdout, keys, false)
 		defer l.screen.Restore()
+		if keys != nil && !o.Quiet {
+			terminal.Say("%s leaves step %s, which goes on", keys.Words(), l.id.Name())
+		}
 	}
 	begun := l.slowLaunch()
 	rec, err := l.follow(reply, spec)

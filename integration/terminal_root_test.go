@@ -64,7 +64,10 @@ func TestRootTerminals(t *testing.T) {
 
 func terminalJobControl(t *testing.T, n *node) {
 	s := openTerminal(t, 33, 101)
-	s.inTerminal(n, shell...)
+	id := s.inTerminal(n, shell...)
+	if want := "stepctl: Ctrl-] d leaves step " + id + ", which goes on\r\n"; !strings.HasPrefix(s.shown(), want) {
+		t.Errorf("the terminal begins with %q, want %q", s.shown(), want)
+	}
 	if before := s.sees("$ "); strings.Contains(before, "no job control") {
 		t.Errorf("bash says %q", before)
 	}

@@ -128,9 +128,12 @@ func TestRootOthersSteps(t *testing.T) {
 	step := n.running(t)
 	for _, args := range [][]string{{"cancel", step.id()}, {"signal", "-s", "KILL", step.id()}} {
 		r := n.do(t, call{args: args, uid: bob.uid})
-		if r.code != 1 || !strings.Contains(r.err, "permission denied") {
-			t.Errorf("stepctl %q as another user: want permission denied, got %v", args, r)
+		if want := fmt.Sprintf("permission denied (only uid %d and root may)\n", alice.uid); r.code != 1 || !strings.HasSuffix(r.err, want) {
+			t.Errorf("stepctl %q as another user: want %q, got %v", args, want, r)
 		}
+	}
+	if r := n.do(t, call{args: []string{"node", "drain", "by bob"}, uid: bob.uid}); r.code != 1 || r.err != "stepctl: error: permission denied (only root may)\n" {
+		t.Errorf("a drain by a user: %v", r)
 	}
 	r := n.do(t, call{args: []string{"run", "--jobid", fmt.Sprint(step.JobID), "true"}, uid: bob.uid, dir: "/"})
 	if r.code != 1 || !strings.Contains(r.err, "permission denied") {

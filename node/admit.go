@@ -244,7 +244,7 @@ func (s *seeker) mayUse(j *job) error {
 	case j == nil || j.phase != jobOpen:
 		return api.Errorf(api.NotFound, "no such job \"%d\"", *s.req.Job)
 	case j.UID != s.uid && !s.asRoot:
-		return api.ErrDenied
+		return api.Denied(j.UID)
 	case j.UID != s.uid:
 		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, s.uid)
 	case !s.req.Overcommit && want > len(j.cpus):

@@ -203,7 +203,7 @@ func (n launcher) reserveInteractive(ctx context.Context, caller api.Peer, in or
 	case j == nil:
 		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.req.Job)
 	case !caller.MayAct(j.UID):
-		return nil, nil, api.ErrDenied
+		return nil, nil, api.Denied(j.UID)
 	case j.Origin != step.OriginAlloc:
 		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}

@@ -325,7 +325,7 @@ func (n launcher) claim(caller api.Peer, id step.ID) (*follower, error) {
 		return nil, none
 	}
 	if !caller.MayAct(f.by) {
-		return nil, api.ErrDenied
+		return nil, api.Denied(f.by)
 	}
 	if !f.claim() {
 		return nil, none

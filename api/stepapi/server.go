@@ -97,7 +97,7 @@ func (s *Server) Serve(l *net.UnixListener) {
 func (s *Server) admit(c *Conn) {
 	cred, err := c.Peer()
 	if err != nil || (cred.Uid != 0 && cred.Uid != s.owner) {
-		refuse(c, "permission denied")
+		refuse(c, fmt.Sprintf("permission denied (only uid %d and root may)", s.owner))
 		return
 	}
 	if cred.Uid != 0 {

@@ -153,8 +153,12 @@ func NameArguments(root *cobra.Command) {
 		}
 		check := c.Args
 		c.Args = func(c *cobra.Command, args []string) error {
-			if err := check(c, args); err == nil || len(c.ValidArgs) > 0 && len(args) == 1 {
-				return err
+			err := check(c, args)
+			switch {
+			case err == nil:
+				return nil
+			case len(c.ValidArgs) > 0 && len(args) == 1:
+				return fmt.Errorf("%s: %q is none of %s", c.CommandPath(), args[0], strings.Join(c.ValidArgs, ", "))
 			}
 			want := strings.TrimSuffix(c.CommandPath(), c.Name()) + c.Use
 			if len(args) == 0 {

@@ -140,7 +140,7 @@ func TestArguments(t *testing.T) {
 		"node status x":  `"x" is one argument too many: stepctl node status`,
 		"node drain":     "an argument is missing: stepctl node drain REASON",
 		"completion":     "an argument is missing: stepctl completion SHELL",
-		"completion ash": `invalid argument "ash" for "stepctl completion"`,
+		"completion ash": `stepctl completion: "ash" is none of bash, zsh, fish`,
 		"explain 1":      "",
 		"ps 1 2.0":       "",
 	} {

@@ -213,7 +213,7 @@ func (c *call) allow(may right, in any) (err error) {
 // allowUser refuses a client that may not act for a user.
 func (c *call) allowUser(uid uint32) error {
 	if !c.peer.MayAct(uid) {
-		return api.ErrDenied
+		return api.Denied(uid)
 	}
 	return nil
 }
