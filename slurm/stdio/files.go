@@ -37,6 +37,7 @@ const lineMax = 64 << 10
 // file is an open labelled file. The loop alone uses it, once it has begun.
 type file struct {
 	*os.File
+	user  *userThread
 	width int // of a label
 	first int // the label of rank 0
 	out   []byte
@@ -63,7 +64,11 @@ func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
 	if f.err != nil || len(f.out) == 0 {
 		return data, nil
 	}
-	if _, f.err = f.Write(f.out); f.err != nil {
+	f.err = f.user.do(func() error {
+		_, err := f.Write(f.out)
+		return err
+	})
+	if f.err != nil {
 		return data, fmt.Errorf("the output of the tasks is dropped: cannot %w", f.err) // it names verb and file
 	}
 	return data, nil
@@ -93,13 +98,52 @@ func (o Opener) as(do func() error) error {
 	})
 }
 
+// userThread is a thread that is the step's user. It writes to labelled files as well as opens
+// them: for root a quota and the reserve of a file system do not count, and set-user-ID bits stay.
+type userThread struct{ calls chan func() }
+
+// thread starts a thread that is the user, and ends with Close.
+func (o Opener) thread() (*userThread, error) {
+	t, became := &userThread{make(chan func())}, make(chan error)
+	go func() {
+		_ = linux.OnThread(func() error {
+			err := o.become()
+			became <- err
+			if err == nil {
+				for call := range t.calls {
+					call()
+				}
+			}
+			return err
+		})
+	}()
+	return t, <-became
+}
+
+// do has the thread call a function. No other call is under way, and none comes after Close.
+func (t *userThread) do(call func() error) error {
+	done := make(chan error)
+	t.calls <- func() { done <- call() }
+	return <-done
+}
+
+func (t *userThread) Close() error {
+	close(t.calls)
+	return nil
+}
+
 // openFiles opens the labelled files of outputs, each path once.
 func (s *Streams) openFiles() (files map[*output]*file, err error) {
 	if !slices.ContainsFunc(s.loop.outs, func(o *output) bool { return o.labelled }) {
 		return nil, nil
 	}
-	err = s.cfg.Opener.as(func() error {
-		files, err = s.openAll()
+	user, err := s.cfg.Opener.thread()
+	if err != nil {
+		return nil, err
+	}
+	s.loop.closeLater(user)
+	err = user.do(func() error {
+		files, err = s.openAll(user)
 		return err
 	})
 	return files, err
@@ -120,7 +164,7 @@ func (o Opener) become() error {
 	return linux.User{UID: o.User.UID, GID: o.User.GID, Groups: o.User.Groups}.Become()
 }
 
-func (s *Streams) openAll() (files map[*output]*file, err error) {
+func (s *Streams) openAll(user *userThread) (files map[*output]*file, err error) {
 	files = make(map[*output]*file)
 	width := len(strconv.Itoa(max(0, s.cfg.Tasks-1)))
 	opened := make(map[string]*file)
@@ -137,7 +181,7 @@ func (s *Streams) openAll() (files map[*output]*file, err error) {
 			if err != nil {
 				return nil, fmt.Errorf("cannot open %s file %q of task %d: %w", [3]string{1: "stdout", 2: "stderr"}[o.kind], path, o.task, err)
 			}
-			opened[path] = &file{File: f, width: width, first: s.cfg.First}
+			opened[path] = &file{File: f, user: user, width: width, first: s.cfg.First}
 			s.loop.closeLater(f)
 		}
 		files[o] = opened[path]

@@ -194,7 +194,12 @@ func TestLabelledFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &file{File: full, width: 1}
+	user, err := r.cfg.Opener.thread()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &file{File: full, user: user, width: 1}
+	defer user.Close()
 	defer full.Close()
 	if rest, err := f.pass(1, []byte("a\nb"), false); err == nil || !errors.Is(err, unix.ENOSPC) || string(rest) != "b" {
 		t.Errorf("pass = %q, %v", rest, err)
@@ -208,15 +213,51 @@ func TestLabelledFull(t *testing.T) {
 	<-r.loop.done
 }
 
-// TestRootOpensAsUser: a file is made as the user, where the user may make one.
-func TestRootOpensAsUser(t *testing.T) {
-	testkit.RequireRoot(t)
+// reachable is a folder of root's that every user reaches.
+func reachable(t *testing.T) string {
+	t.Helper()
 	dir := t.TempDir()
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return dir
+}
+
+// TestRootWritesAsUser: what is written to a labelled file is written as the user: the kernel then
+// takes the set-user-ID bit away, and counts quota and the file system's reserve.
+func TestRootWritesAsUser(t *testing.T) {
+	testkit.RequireRoot(t)
+	dir := reachable(t)
+	if err := os.Chown(dir, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+	cfg := labelled(dir, "out.%t")
+	cfg.Opener.User = step.User{UID: 65534, GID: 65534, Groups: []uint32{65534}}
+	r := begin(t, cfg)
+	path := filepath.Join(dir, "out.4")
+	if err := os.Chmod(path, 0o755|os.ModeSetuid); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.fd(4, 1).WriteString("a\n"); err != nil {
+		t.Fatal(err)
+	}
+	r.tasksEnd()
+	go r.srun.toEnd()
+	r.finish()
+	if text, err := os.ReadFile(path); err != nil || string(text) != " 4: a\n" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode() != 0o755 {
+		t.Errorf("the file is %v, %v: root has written to it", st.Mode(), err)
+	}
+}
+
+// TestRootOpensAsUser: a file is made as the user, where the user may make one.
+func TestRootOpensAsUser(t *testing.T) {
+	testkit.RequireRoot(t)
+	dir := reachable(t)
 	cfg := labelled(dir, "out.%t")
 	cfg.Opener.User = step.User{UID: 65534, GID: 65534, Groups: []uint32{65534}}
 	r := connected(t, cfg)

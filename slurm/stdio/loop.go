@@ -2,6 +2,7 @@ package stdio
 
 import (
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"sync"
@@ -78,7 +79,7 @@ type loop struct {
 	joined   int           // guarded by mu: clients beside srun
 	passed   [3]int64      // guarded by mu: bytes, by stream
 	held     []launch.Held // guarded by mu
-	files    []*os.File    // guarded by mu: to be closed
+	files    []io.Closer   // guarded by mu: to be closed
 }
 
 // news is a stream that the loop gets, or a client.
@@ -171,7 +172,7 @@ func (l *loop) add(n news, events uint32, word int32, place int) error {
 }
 
 // closeLater closes f when the streams have ended.
-func (l *loop) closeLater(f *os.File) {
+func (l *loop) closeLater(f io.Closer) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.files = append(l.files, f)
