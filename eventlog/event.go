@@ -20,7 +20,7 @@ type Event struct {
 	StepID *uint32   `json:"step_id,omitempty"`
 	// Phase is the stage of the launch (stage_start, stage_end).
 	Phase string `json:"phase,omitempty"`
-	// DurUS is a duration in microseconds (stage_end, hook_end).
+	// DurUS is a duration in microseconds (stage_end, hook_end; of a kill the time until SIGKILL).
 	DurUS  *int64           `json:"dur_us,omitempty"`
 	Plugin string           `json:"plugin,omitempty"`
 	Hook   string           `json:"hook,omitempty"`
@@ -56,7 +56,7 @@ const (
 	EventTaskExec   = "task_exec"
 	EventTaskExit   = "task_exit"
 	EventTaskSignal = "task_signal"
-	EventKill       = "kill"
+	EventKill       = "kill"       // Text is why the step is ended, "" where its leftovers are killed
 	EventUnkillable = "unkillable" // Text names the processes that SIGKILL does not end
 	EventSuspend    = "suspend"
 	EventResume     = "resume"

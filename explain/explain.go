@@ -88,7 +88,7 @@ func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanat
 		Stage: e.stage(), MPI: e.mpi(),
 	}
 	for _, find := range []func(){
-		e.crash, e.state, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.limits, e.held, e.leftovers, e.doing,
+		e.crash, e.state, e.ending, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.unstartedForEnd, e.limits, e.held, e.leftovers, e.doing,
 	} {
 		find()
 	}
@@ -127,6 +127,8 @@ func (e *explainer) summary(x *Explanation) string {
 		return fmt.Sprintf("the step is being launched: it is at stage %s for %s", x.Stage.Name, round(e.now.Sub(x.Stage.Begun)))
 	case r.State == step.Starting:
 		return "the step is being launched"
+	case r.State == step.Running && e.log.lastKill() != nil:
+		return fmt.Sprintf("the step has run%s, and is being ended", ran)
 	case r.State == step.Running && r.Suspended != nil:
 		return "the step is suspended since " + r.Suspended.Format(time.RFC3339)
 	case r.State == step.Running && x.MPI != nil && len(x.MPI.Missing) > 0:
@@ -243,8 +245,10 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 	}
 	fmt.Fprintf(&b, "%s  %s\n", bold("step "+x.ID.Name()), x.State)
 	line("  ", "", x.Summary)
-	for _, f := range x.Findings {
-		b.WriteByte('\n')
+	for i, f := range x.Findings {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
 		line("  ", string(f.Kind)+":", " "+f.Text)
 		if f.Hint != "" {
 			line("    ", "", f.Hint)
@@ -324,6 +328,16 @@ func readLog(events []eventlog.Event) eventLog {
 	// A hook that has returned well needs no finding.
 	log.hooks = slices.DeleteFunc(log.hooks, func(h hookFailure) bool { return !h.host && len(h.ranks) == 0 })
 	return log
+}
+
+// lastKill is the last signal to all by which the step is being ended, nil without one.
+func (l *eventLog) lastKill() *eventlog.Event {
+	for i := len(l.kills) - 1; i >= 0; i-- {
+		if l.kills[i].Text != "" { // else it is for what the tasks have left
+			return &l.kills[i]
+		}
+	}
+	return nil
 }
 
 func (l *eventLog) endStage(e *eventlog.Event) {

@@ -67,6 +67,49 @@ func cases() map[string]struct {
 		return at(ms, eventlog.Event{Event: eventlog.EventStageEnd, Phase: name, Text: text, DurUS: ptr(int64(1000))})
 	}
 	return map[string]in{
+		"one failed and --kill-on-bad-exit": {ran(step.Failed, 3, func(r *step.Record) {
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGTERM))
+			r.Tasks[1].End(step.ExitedWith(3))
+			r.Tasks[2].End(step.SignaledBy(syscall.SIGTERM))
+			r.ExitCode, r.Reason = ptr(143), "task 0: Terminated"
+		}), []eventlog.Event{at(-100, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15), DurUS: ptr(int64(5e6)), Text: "task 1: Exited with exit code 3, and --kill-on-bad-exit was given"})}},
+		"in its KillWait": {ran(step.Running, 2, nil), []eventlog.Event{
+			at(-1500, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15), DurUS: ptr(int64(30e6)), Text: "cancelled by uid 1000"}),
+		}},
+		"killed and not gone": {ran(step.Running, 2, nil), []eventlog.Event{
+			at(-31500, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15), DurUS: ptr(int64(30e6)), Text: "cancelled by uid 1000"}),
+			at(-1500, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(9), Text: "cancelled by uid 1000"}),
+		}},
+		"ended in its TaskProlog": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGINT))
+			r.Tasks[0].State, r.Tasks[0].Stage = step.TaskFailed, StageTaskProlog
+			r.ExitCode, r.Reason = ptr(130), "task 0: Interrupt"
+		}), []eventlog.Event{at(-100, eventlog.Event{Event: eventlog.EventTaskSignal, Rank: ptr(0), Signal: ptr(2)})}},
+		"crash of a plugin in the launch": {ran(step.Failed, 2, func(r *step.Record) {
+			r.Started, r.ExitCode = nil, ptr(1)
+			r.Reason = `plugin "rude.so": slurm_spank_user_init: killed by SIGSEGV at rude.so+0x250f`
+			r.PluginCrash = &step.PluginCrash{Path: "/lib/rude.so", Hook: "slurm_spank_user_init", Cause: r.Reason, Required: true}
+		}), []eventlog.Event{
+			stage(-100, "user_init"), at(-90, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "rude.so", Hook: "slurm_spank_user_init"}),
+			failed(-50, "user_init", "spankhost is gone"),
+		}},
+		"required plugin that fails no step": {ran(step.Completed, 2, func(r *step.Record) {
+			r.Started, r.ExitCode = nil, ptr(0)
+			r.Reason = `plugin "strict.so": slurm_spank_user_init: failed with rc=-1`
+			for i := range r.Tasks {
+				r.Tasks[i] = step.Task{Rank: i, State: step.TaskFailed, Stage: "gate"}
+			}
+		}), []eventlog.Event{
+			stage(-100, "user_init"), at(-90, eventlog.Event{Event: eventlog.EventHookEnd, Plugin: "strict.so", Hook: "slurm_spank_user_init", RC: ptr(-1)}),
+			failed(-50, "user_init", `plugin "strict.so": slurm_spank_user_init: failed with rc=-1`),
+		}},
+		"MPI of another plugin": {ran(step.Running, 3, func(r *step.Record) { r.MPI = "pmix" }), nil},
+		"MPI stands still after init": {ran(step.Running, 2, func(r *step.Record) {
+			r.MPI = "pmi2"
+			for i := range r.Tasks {
+				r.Tasks[i].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-1", Fences: 2}
+			}
+		}), nil},
 		"completed": {ran(step.Completed, 2, nil), nil},
 		"running":   {ran(step.Running, 2, nil), nil},
 		"pending":   {ran(step.Pending, 1, func(r *step.Record) { r.Started = nil }), nil},

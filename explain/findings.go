@@ -47,6 +47,8 @@ func (e *explainer) stages() {
 		does, launch := stageDoes(s.Name)
 		f := Finding{Kind: KindStage}
 		switch {
+		case launch && s.Error != "" && e.pluginStopped(s):
+			continue // one cause, once
 		case launch && s.Error != "":
 			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s", s.Name, does)
 			if !e.said(s.Error) { // else it is the crash
@@ -67,6 +69,22 @@ func (e *explainer) stages() {
 		}
 		e.add(f)
 	}
+}
+
+// pluginStopped reports whether the launch has stopped at a stage for a plugin, which a finding
+// of its own names.
+func (e *explainer) pluginStopped(s *Stage) bool {
+	if slices.ContainsFunc(e.found, func(f Finding) bool { return f.Kind == KindPlugin }) {
+		return true // it has crashed: the stage knows only that its process is gone
+	}
+	return e.hookFailed(s.Error)
+}
+
+// hookFailed reports whether words are about a hook that has failed, which a finding names.
+func (e *explainer) hookFailed(words string) bool {
+	return slices.ContainsFunc(e.log.hooks, func(h hookFailure) bool {
+		return h.rc != nil && strings.HasPrefix(words, fmt.Sprintf("plugin %q: %s: ", h.plugin, h.hook))
+	})
 }
 
 // stageHints are where to look when a stage fails. They are made when they are needed: a run of
@@ -121,6 +139,9 @@ func (e *explainer) crash() {
 		h := e.log.hooks[n]
 		slices.Sort(h.ranks)
 		f.Ranks = step.FormatCPUList(h.ranks)
+		if len(h.ranks) > 1 {
+			f.Text += fmt.Sprintf("; of %s alike", ranksText(h.ranks))
+		}
 		e.log.hooks = slices.Delete(e.log.hooks, n, n+1) // it is said
 	} else if e.rec.PluginCrash == nil {
 		return
@@ -141,6 +162,9 @@ func (e *explainer) plugins() {
 		case h.rc != nil:
 			f.Text = fmt.Sprintf("%s returned %d", where, *h.rc)
 			f.Hint = "what the plugin said stands in noded's log, and in the step's standard error"
+			if e.rec.State == step.Completed {
+				f.Hint += "; as in Slurm a plugin's failure there, a required one's too, does not fail the step: SpankStrict=yes in stepd.conf lets it (docs/spank.md, Failures)"
+			}
 		case !e.rec.State.Final():
 			f.Text = where + " has not returned"
 			f.Hint = hookHint
@@ -156,18 +180,34 @@ type startFailure struct {
 	stage       string
 	errno       int
 	object, why string
+	end         string // the signal that has ended it there, "" without
 }
 
-// unstarted finds tasks that were never exec'd.
+// unstarted finds tasks that were never exec'd, and unstartedForEnd those for which the step's end
+// came too soon: that follows from its cause.
 func (e *explainer) unstarted() {
+	e.addUnstarted(func(k startFailure) bool { return !strings.HasSuffix(k.end, byStepsEnd) })
+}
+
+func (e *explainer) unstartedForEnd() {
+	e.addUnstarted(func(k startFailure) bool { return strings.HasSuffix(k.end, byStepsEnd) })
+}
+
+// addUnstarted adds the failures that are wanted.
+func (e *explainer) addUnstarted(want func(startFailure) bool) {
 	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (startFailure, bool) {
 		// Who waited at the gate has done nothing wrong.
-		return startFailure{t.Stage, t.Errno, t.Object, t.Why}, t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != ""
+		return startFailure{t.Stage, t.Errno, t.Object, t.Why, e.signalled(t)}, t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != ""
 	})
 	for _, g := range groups {
 		k := g.key
+		if !want(k) {
+			continue
+		}
 		text := fmt.Sprintf("%s never ran the command: the stage %s failed", g.who(), k.stage)
 		switch {
+		case k.end != "":
+			text = fmt.Sprintf("%s never ran the command, and ended at the stage %s: %s", g.who(), k.stage, k.end)
 		case k.stage == "exec" && len(e.rec.Command) > 0:
 			text = fmt.Sprintf("%s never ran: cannot execute %q", g.who(), cmp.Or(programOf(k.object), e.rec.Command[0]))
 		case k.stage == "stdio" && k.object == "" && k.errno == 0:
@@ -185,6 +225,17 @@ func (e *explainer) unstarted() {
 	}
 }
 
+// signalled is how a signal has ended a task before it ran, "" of any other end.
+func (e *explainer) signalled(t *step.Task) string {
+	if t.Status == nil {
+		return ""
+	}
+	if _, ok := t.Status.Signaled(); !ok {
+		return ""
+	}
+	return t.Status.Describe() + e.sender(t.Rank, *t.Status)
+}
+
 // programOf is the program of an exec that failed; Slurm's words for one whose
 // interpreter is missing name that alone.
 func programOf(object string) string {
@@ -196,6 +247,9 @@ func programOf(object string) string {
 }
 
 func startHint(k startFailure) string {
+	if k.end != "" {
+		return ""
+	}
 	exec := hint("exec", func(name string) bool { return k.stage == "exec" && unix.ErrnoName(unix.Errno(k.errno)) == name })
 	if text := hint("why", func(words string) bool { return strings.Contains(k.why, words) }); text != "" {
 		return text
@@ -283,7 +337,9 @@ func (e *explainer) ends() {
 		}
 		return end{lost: true}, final && t.State == step.TaskExited
 	})
-	for _, g := range groups {
+	follows := func(g *group[end]) bool { return g.key.sender == byStepsEnd }
+	causes := slices.DeleteFunc(slices.Clone(groups), follows)
+	for _, g := range append(causes, slices.DeleteFunc(groups, func(g *group[end]) bool { return !follows(g) })...) {
 		k := g.key
 		f := Finding{Kind: KindExit, Ranks: g.list()}
 		if k.lost {
@@ -291,12 +347,53 @@ func (e *explainer) ends() {
 			e.add(f)
 			continue
 		}
-		f.Text = fmt.Sprintf("%s: %s%s", g.who(), k.status.Describe(), k.sender)
+		f.Text = fmt.Sprintf("%s: %s%s", g.who(), k.status.Describe(), k.sender) + e.endedRest(g.ranks, k.status)
 		if k.sender == "" {
 			f.Hint = e.endHint(k.status)
 		}
 		e.add(f)
 	}
+}
+
+// byStepsEnd is said of tasks that the end of their step has ended.
+const byStepsEnd = ", by the step's end"
+
+// endedRest says by which option the end of one of ranks has ended the others, "" where none has.
+func (e *explainer) endedRest(ranks []int, status step.ExitStatus) string {
+	for _, k := range e.log.kills {
+		for _, rank := range ranks {
+			option, ok := strings.CutPrefix(k.Text, fmt.Sprintf("task %d: %s, and ", rank, status.Describe()))
+			switch {
+			case !ok:
+			case len(ranks) == 1:
+				return "; " + option + ", which has ended the others"
+			default:
+				return fmt.Sprintf("; %s, which has ended the others at the end of rank %d", option, rank)
+			}
+		}
+	}
+	return ""
+}
+
+// ending says of a step that still runs who ends it, and what comes next.
+func (e *explainer) ending() {
+	k := e.log.lastKill()
+	if e.rec.State.Final() || k == nil {
+		return
+	}
+	f := Finding{Kind: KindCancel, Text: k.Text}
+	switch {
+	case k.Signal == nil:
+	case k.DurUS == nil:
+		f.Text += fmt.Sprintf("; its processes were sent %s %s ago", unix.SignalName(unix.Signal(*k.Signal)), round(e.now.Sub(k.Time)))
+		f.Hint = "what SIGKILL does not end is named after UnkillableStepTimeout"
+	default:
+		wait := time.Duration(*k.DurUS) * time.Microsecond
+		f.Text += fmt.Sprintf("; its processes were sent %s %s ago, and get SIGKILL %s after it (KillWait)",
+			unix.SignalName(unix.Signal(*k.Signal)), round(e.now.Sub(k.Time)), round(wait))
+		f.Hint = "stepctl signal -s KILL " + e.rec.ID.Name() + " does not wait"
+	}
+	e.add(f)
 }
 
 // sender says who sent the signal that ended a rank, where that was heard.
@@ -307,7 +404,7 @@ func (e *explainer) sender(rank int, st step.ExitStatus) string {
 	}
 	for _, k := range e.log.kills {
 		if exit, heard := e.log.exits[rank]; k.Signal != nil && *k.Signal == int(sig) && (!heard || !k.Time.After(exit)) {
-			return ", by the step's end"
+			return byStepsEnd
 		}
 	}
 	if slices.Contains(e.log.ranks[rank], int(sig)) {
@@ -353,7 +450,7 @@ func (e *explainer) cancelled() {
 		e.add(Finding{Kind: KindCancel, Text: "the step was cancelled: " + r.Reason})
 	case r.State == step.Timeout:
 		e.add(Finding{Kind: KindCancel, Text: "the step's time was over: " + r.Reason})
-	case (r.State == step.Failed || r.State == step.Completed) && r.Reason != "" && !e.said(r.Reason):
+	case (r.State == step.Failed || r.State == step.Completed) && r.Reason != "" && !e.said(r.Reason) && !e.hookFailed(r.Reason):
 		// What no other finding has: a daemon's death, --kill-on-bad-exit.
 		e.add(Finding{Kind: KindState, Text: r.Reason})
 	}
@@ -391,7 +488,10 @@ func (e *explainer) held() {
 // leftovers finds processes that do not die.
 func (e *explainer) leftovers() {
 	for _, s := range e.rec.Survivors {
-		e.add(Finding{Kind: KindUnkillable, Text: "SIGKILL has not ended " + s.String()})
+		e.add(Finding{
+			Kind: KindUnkillable, Text: "SIGKILL has not ended " + s.String(),
+			Hint: hint("survivor", func(grade string) bool { return grade == string(s.Grade) }),
+		})
 	}
 	if n := e.rec.SurvivorsTotal - len(e.rec.Survivors); n > 0 {
 		e.add(Finding{Kind: KindUnkillable, Text: fmt.Sprintf("SIGKILL has not ended %d more of its processes", n)})

@@ -50,16 +50,58 @@ const missingMax = 16
 func (e *explainer) mpi() *MPI {
 	r := e.rec
 	heard := slices.ContainsFunc(r.Tasks, func(t step.Task) bool { return t.MPI != nil })
-	if r.MPI == "" || r.MPI == "none" || !heard {
+	if r.MPI == "" || r.MPI == "none" {
 		return nil
 	}
 	m := &MPI{Type: r.MPI, Groups: []MPIGroup{}, Missing: []MissingRank{}, Text: []string{}}
+	if !heard {
+		if text := e.silent(); text != "" {
+			m.Text = append(m.Text, text)
+			return m
+		}
+		return nil
+	}
 	groups := step.GroupProgress(r.Tasks)
 	missing := e.missing(groups)
 	m.MissingTotal = len(missing)
 	e.tellGroups(m, groups, missing)
 	e.tellMissing(m, missing)
+	if text := e.elsewhere(missing); text != "" {
+		m.Text = append(m.Text, text)
+	}
 	return m
+}
+
+// silent is what is to be said of several tasks that run and none of which has spoken to the MPI
+// plugin: an MPI program's library speaks to another one, and each of them believes to be alone. The
+// record of a step that has ended well does not say who has spoken.
+func (e *explainer) silent() string {
+	r := e.rec
+	if r.State != step.Running || len(r.Tasks) < 2 || r.ID.Step == step.BatchStep {
+		return ""
+	}
+	other := "pmi2"
+	if r.MPI == other {
+		other = "pmix"
+	}
+	return fmt.Sprintf("no task has spoken PMI yet: of an MPI program these are %d singletons if it goes on so, and its library may want --mpi=%s", len(r.Tasks), other)
+}
+
+// elsewhere says where to look at ranks of which none waits for another in PMI: a deadlock in
+// MPI's own messages is not heard here.
+func (e *explainer) elsewhere(missing map[int]bool) string {
+	if e.rec.State != step.Running || len(missing) > 0 {
+		return ""
+	}
+	for i := range e.rec.Tasks {
+		t := &e.rec.Tasks[i]
+		if t.State != step.TaskRunning || t.PID == nil || t.MPI == nil || t.MPI.Phase != step.PhaseInitialized || t.MPI.Waits() {
+			return ""
+		}
+	}
+	first := e.rec.Tasks[0]
+	return fmt.Sprintf("none waits for another here: if they stand still, it is in MPI's own calls; `stepctl top %s` shows which compute, `gdb -p %d` (bt) where rank %d is",
+		e.rec.ID.Name(), *first.PID, first.Rank)
 }
 
 // missing are the ranks that others wait for.

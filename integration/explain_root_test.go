@@ -3,6 +3,8 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -138,7 +140,7 @@ func TestRootExplain(t *testing.T) {
 		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"never ran: cannot open the file \"/none/x\" of a standard stream: no such file or directory: the directory \"/none\" does not exist"}},
 		{"exit codes", []string{"-n3", "sh", "-c", "exit $SLURM_PROCID"}, []string{"rank 1: Exited with exit code 1", "rank 2: Exited with exit code 2"}},
 		{"a signal of its own", []string{"sh", "-c", "kill -XCPU $$"}, []string{"rank 0: CPU time limit exceeded", "ulimit -t"}},
-		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || exec sleep 100; exit 9"}, []string{"rank 1: Exited with exit code 9", "rank 0: Terminated, by the step's end"}},
+		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || { touch up; exec sleep 100; }; until [ -e up ]; do sleep 0.01; done; exit 9"}, []string{"exit: rank 1: Exited with exit code 9; --kill-on-bad-exit was given, which has ended the others", "rank 0: Terminated, by the step's end"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if r := n.ctl(t, append([]string{"run"}, c.args...)...); r.code == 0 {
@@ -154,6 +156,25 @@ func TestRootExplain(t *testing.T) {
 		p.wait(t)
 		n.ended(t, step.id())
 		n.explained(t, step.id(), "stepd", "SIGKILL")
+	})
+	t.Run("in its KillWait", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "sh", "-c", "trap '' TERM; touch deaf; while :; do sleep 1; done"}})
+		step := n.running(t)
+		eventually(t, callTimeout, "the trap", func() error {
+			_, err := os.Stat(filepath.Join(n.wd, "deaf"))
+			return err
+		})
+		cancel := n.start(t, call{args: []string{"cancel", step.id()}, root: true})
+		var said string
+		eventually(t, callTimeout, "its end", func() error {
+			if said = n.ctlRoot(t, "explain", step.id()).out; !strings.Contains(said, "is being ended") {
+				return fmt.Errorf("explain says %q", said)
+			}
+			return nil
+		})
+		contains(t, "explain", said, "cancel: cancelled by uid 0; its processes were sent SIGTERM ", " ago, and get SIGKILL 1s after it (KillWait)")
+		cancel.wait(t)
+		p.wait(t)
 	})
 	t.Run("suspended, and another's", func(t *testing.T) {
 		p := n.start(t, call{args: []string{"run", "sleep", "100"}})
@@ -200,7 +221,7 @@ func TestRootExplainHook(t *testing.T) {
 	if r := n.ctl(t, "run", "true"); r.code != 1 {
 		t.Fatal(r)
 	}
-	n.explained(t, n.lastEnded(t).id(), "the launch stopped at its stage user_init", "slurm_spank_user_init: killed by SIGSEGV at rude.so+0x", "it is required: no step runs without it")
+	n.explained(t, n.lastEnded(t).id(), "slurm_spank_user_init: killed by SIGSEGV at rude.so+0x", "it is required: no step runs without it")
 }
 
 // TestRootExplainKilledStepd: of a start that hangs, noded knows how far the ranks

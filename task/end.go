@@ -283,7 +283,8 @@ func (k *killer) terminate() (seconds int) {
 	if c := k.causes.endedBy(); k.suspension.end() || c.kind == byMemory || c.kill {
 		return 0
 	}
-	k.noteKill(syscall.SIGTERM)
+	wait := time.Duration(k.plan.Spec.KillWaitS) * time.Second
+	k.noteKill(eventlog.Event{Signal: new(int(syscall.SIGTERM)), DurUS: new(wait.Microseconds())})
 	k.host.evict()
 	if err := k.tracker.Signal(syscall.SIGTERM); err != nil {
 		k.messages.log(err.Error())
@@ -295,7 +296,7 @@ func (k *killer) terminate() (seconds int) {
 
 // kill sends SIGKILL to all that is left of the tasks and waits for their end.
 func (k *killer) kill() error {
-	k.noteKill(syscall.SIGKILL)
+	k.noteKill(eventlog.Event{Signal: new(int(syscall.SIGKILL))})
 	k.host.evict()
 	ctx, cancel := k.budget.context()
 	defer cancel()
@@ -303,8 +304,14 @@ func (k *killer) kill() error {
 	return k.budget.spent(k.tracker.Kill(ctx))
 }
 
-func (k *killer) noteKill(sig syscall.Signal) {
-	k.messages.event(eventlog.Event{Event: eventlog.EventKill, Signal: new(int(sig))})
+// noteKill logs a signal to all, with the cause of the step's end where it has one: of tasks that
+// have all ended by themselves only leftovers are killed.
+func (k *killer) noteKill(e eventlog.Event) {
+	e.Event = eventlog.EventKill
+	if c := k.causes.endedBy(); c != nil {
+		e.Text = c.reason
+	}
+	k.messages.event(e)
 }
 
 // signalEscaped sends sig to tasks that are not in the step's cgroups any more: what acts
