@@ -238,7 +238,7 @@ func TestForgedLine(t *testing.T) {
 	disk.set("j", text)
 	f, _ := disk.open("j", 0)
 	got, err := replay(f, true)
-	if err != nil || len(got.found) > 0 || len(got.bad) != 1 {
+	if err != nil || len(got.index) > 0 || len(got.bad) != 1 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -258,7 +258,7 @@ func FuzzReplay(f *testing.F) {
 		if err != nil {
 			return // a header that cannot be used
 		}
-		if !slices.ContainsFunc(got.found, func(f found) bool { return f.kind == "ours" && f.seq == 1<<40 }) {
+		if got.index["ours"]["1"].seq != 1<<40 {
 			t.Errorf("the line behind %q is lost: %+v", text, got)
 		}
 		named(text)

@@ -41,7 +41,7 @@ type journal struct {
 	ended chan struct{}
 
 	// Guarded by the store's mu.
-	index map[string]map[string]place
+	index index
 	live  int64 // the weight of what index has and is not dead
 	queue []*entry
 	// flight is what is being written, since began; zero is nothing. told: its deadline
@@ -245,19 +245,13 @@ func (j *journal) close(patience time.Duration) error {
 
 // note makes p the place of a record, unless a later one is known; the caller holds mu.
 func (j *journal) note(k id, p place) {
-	of := j.index[k.kind]
-	if of == nil {
-		of = make(map[string]place)
-		j.index[k.kind] = of
-	}
-	old, ok := of[k.key]
-	if ok && old.seq > p.seq || k == headerID {
+	old, ok := j.index.put(k, p) // a deletion too: what it is later than may still come
+	if !ok {
 		return
 	}
-	if ok && !old.dead {
+	if old.f != nil && !old.dead {
 		j.live -= old.weight(k)
 	}
-	of[k.key] = p // a deletion too: what it is later than may still come
 	if !p.dead {
 		j.live += p.weight(k)
 	}

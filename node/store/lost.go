@@ -27,7 +27,7 @@ func (j *journal) moveAside() (*replayed, error) {
 	}
 	j.f.Close()
 	j.f = nil
-	return &replayed{aside: kept}, nil
+	return &replayed{index: make(index), aside: kept}, nil
 }
 
 func damagedSuffix() string { return ".damaged-" + time.Now().UTC().Format("20060102T150405.000") }

@@ -90,7 +90,7 @@ func open(cfg Config, folders func(string) (folder, error), doing func(*journal)
 func (s *Store) newJournal(path string, disk bool) *journal {
 	return &journal{
 		name: filepath.Base(path), path: path, disk: disk, s: s,
-		index: make(map[string]map[string]place), wake: make(chan struct{}, 1), ended: make(chan struct{}),
+		wake: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 }
 
@@ -101,31 +101,17 @@ func (j *journal) load(folders func(string) (folder, error)) (r *replayed, err e
 	}
 	if j.f, err = j.dir.open(j.name, os.O_RDONLY); errors.Is(err, os.ErrNotExist) {
 		j.f = nil
-		return new(replayed), nil
+		return &replayed{index: make(index)}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	// At once: start copies every value, and a noded with hundreds of steps would else read
-	// each of them twice before it is ready.
-	content, err := readAll(j.f)
-	if unreadable(err) {
+	// The values stay in the file: those of thousands of ended steps are more than noded may have
+	// in memory.
+	if r, err = replay(j.f, j.disk); unreadable(err) {
 		return j.moveAside()
 	}
-	if err != nil {
-		return nil, err
-	}
-	return replay(inline{j.f, content}, j.disk)
-}
-
-func readAll(f file) ([]byte, error) {
-	size, _, err := f.stat()
-	if err != nil {
-		return nil, err
-	}
-	content := make([]byte, size)
-	_, err = io.ReadFull(io.NewSectionReader(f, 0, size), content) // of an empty one nothing is read
-	return content, err
+	return r, err
 }
 
 // abandon closes what load has opened.
@@ -147,15 +133,17 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 		return err
 	}
 	s.durable.head, s.volatile.head = head, head
-	for _, f := range durable.found {
-		s.kinds[f.kind] = true // of a later release, perhaps
-		s.durable.note(f.id, f.place)
-	}
-	for _, r := range []*replayed{durable, volatile} {
-		for _, f := range r.found {
-			s.volatile.note(f.id, f.place)
-			s.seq = max(s.seq, f.seq)
+	s.durable.index, s.volatile.index = durable.index, volatile.index
+	for k, p := range volatile.index.all() {
+		s.seq = max(s.seq, p.seq)
+		if !p.dead {
+			s.volatile.live += p.weight(k)
 		}
+	}
+	for k, p := range durable.index.all() {
+		s.kinds[k.kind] = true // of a later release, perhaps
+		s.seq = max(s.seq, p.seq)
+		s.volatile.note(k, p)
 	}
 	trusted := same && len(volatile.bad) == 0 && volatile.aside == ""
 	if !same { // it has gone through a power failure, perhaps, which it need not survive
@@ -167,18 +155,16 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 	if err := s.restoreNumbers(trusted, len(durable.bad)); err != nil {
 		return err
 	}
-	kept := s.volatile.kept() // before the durable one forgets its deletions
-	s.durable.index, s.durable.live = make(map[string]map[string]place), 0
-	for kind, of := range s.volatile.index {
-		for key, p := range of {
-			if s.kinds[kind] && !p.dead {
-				s.durable.note(id{kind, key}, p)
-			}
-		}
-	}
-	// The volatile one first: it has the deletions that the durable one is then without.
-	if err := s.volatile.rewrite(kept); err != nil {
+	// The volatile one first: it has the deletions that the durable one is then without. It is
+	// then the one file that has all values: its own old one is closed.
+	if err := s.volatile.rewrite(s.volatile.kept()); err != nil {
 		return err
+	}
+	s.durable.index = make(index)
+	for k, p := range s.volatile.index.all() {
+		if s.kinds[k.kind] && !p.dead {
+			s.durable.note(k, p)
+		}
 	}
 	doing(s.durable)
 	return s.durable.rewrite(s.durable.kept())

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"iter"
 	"slices"
 	"strconv"
 )
@@ -57,7 +58,37 @@ const formatVersion = 1
 type found struct {
 	id
 	place
-	lineAt int64
+}
+
+// index has the latest place of each record, by kind and key; the deletions too.
+type index map[string]map[string]place
+
+// put makes p the place of a record, unless a later one is known, or it is the header's. It
+// returns the one before, the zero value of none.
+func (x index) put(k id, p place) (old place, ok bool) {
+	of := x[k.kind]
+	if of == nil {
+		of = make(map[string]place)
+		x[k.kind] = of
+	}
+	if old = of[k.key]; old.seq > p.seq || k == headerID {
+		return old, false
+	}
+	of[k.key] = p
+	return old, true
+}
+
+// all yields what is in the index.
+func (x index) all() iter.Seq2[id, place] {
+	return func(yield func(id, place) bool) {
+		for kind, of := range x {
+			for key, p := range of {
+				if !yield(id{kind, key}, p) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // span is a piece of a file.
@@ -65,8 +96,10 @@ type span struct{ from, to int64 }
 
 // replayed is what a journal has.
 type replayed struct {
-	found  []found
+	index  index
 	header header
+	// unsure is what comes behind the first bad piece, until that is known not to be torn.
+	unsure []found
 	// bad are the pieces that are damaged. What was being written when the power
 	// failed, or the process was killed, is none: torn is its size in bytes.
 	bad  []span
@@ -85,7 +118,7 @@ func replay(f file, disk bool) (*replayed, error) {
 		return nil, err
 	}
 	r := &reader{f: f, size: size, disk: disk}
-	out := new(replayed)
+	out := &replayed{index: make(index)}
 	synced := int64(0) // how far lines say that the file was on disk
 	for off := int64(0); off < size; {
 		l, err := r.line(off)
@@ -134,7 +167,12 @@ func (out *replayed) take(f file, off int64, l *line) error {
 			}
 			continue
 		}
-		out.found = append(out.found, found{rec.id, newPlace(f, off, l.seq, rec), off})
+		p := newPlace(f, off, l.seq, rec)
+		if len(out.bad) > 0 {
+			out.unsure = append(out.unsure, found{rec.id, p})
+		} else {
+			out.index.put(rec.id, p)
+		}
 	}
 	return nil
 }
@@ -156,10 +194,14 @@ func (out *replayed) cutTorn(r *reader, synced int64) error {
 		if (open || blocks && r.disk) && piece.from >= synced {
 			out.torn = r.size - piece.from
 			out.bad = out.bad[:i]
-			out.found = slices.DeleteFunc(out.found, func(f found) bool { return f.lineAt >= piece.from })
-			return nil
+			out.unsure = slices.DeleteFunc(out.unsure, func(f found) bool { return f.off >= piece.from })
+			break
 		}
 	}
+	for _, f := range out.unsure {
+		out.index.put(f.id, f.place)
+	}
+	out.unsure = nil
 	return nil
 }
 
@@ -179,8 +221,8 @@ const windowSize = 1 << 18
 func (r *reader) window(off int64, n int) ([]byte, error) {
 	n = int(min(int64(n), r.size-off))
 	if off < r.at || off+int64(n) > r.at+int64(len(r.buf)) {
-		r.buf = make([]byte, min(int64(max(n, windowSize)), r.size-off))
-		r.at = off
+		size := int(min(int64(max(n, windowSize)), r.size-off))
+		r.buf, r.at = slices.Grow(r.buf[:0], size)[:size], off
 		if _, err := r.f.ReadAt(r.buf, off); err != nil && err != io.EOF {
 			return nil, err
 		}
