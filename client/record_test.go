@@ -1,8 +1,10 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"stepd/api"
@@ -81,5 +83,51 @@ func TestWaitForJob(t *testing.T) {
 	noded.wait = func(context.Context, api.StepRef) (*step.Record, error) { return nil, errNotBack }
 	if _, err := waitForJob(t.Context(), noded, id); !errors.Is(err, errNotBack) {
 		t.Errorf("without noded: %v", err)
+	}
+}
+
+// TestPrintList: a listing is a document of its values, in their order; one that fails has no end.
+func TestPrintList(t *testing.T) {
+	failed := errors.New("noded has gone")
+	for want, values := range map[string]struct {
+		n   int
+		err error
+	}{
+		"{\"schema\":1,\"steps\":[]}\n":      {0, nil},
+		"{\"schema\":1,\"steps\":[0]}\n":     {1, nil},
+		"{\"schema\":1,\"steps\":[0,1,2]}\n": {3, nil},
+		"":                                   {1, failed},
+	} {
+		var out bytes.Buffer
+		err := PrintList(&out, "steps", func(yield func(int, error) bool) {
+			for i := range values.n {
+				if !yield(i, nil) {
+					return
+				}
+			}
+			if values.err != nil {
+				yield(0, values.err)
+			}
+		})
+		if out.String() != want || err != values.err {
+			t.Errorf("%d values: %q, %v, want %q, %v", values.n, &out, err, want, values.err)
+		}
+	}
+}
+
+// TestPrintListStreams: values are written before the last one has come.
+func TestPrintListStreams(t *testing.T) {
+	var out bytes.Buffer
+	before := 0
+	err := PrintList(&out, "steps", func(yield func(string, error) bool) {
+		for range 100 {
+			if !yield(strings.Repeat("x", 4096), nil) {
+				return
+			}
+		}
+		before = out.Len()
+	})
+	if err != nil || before < 90*4096 {
+		t.Errorf("%d bytes were written before the end, %v", before, err)
 	}
 }

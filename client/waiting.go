@@ -228,6 +228,54 @@ func Ask[R any](d *Dialer, f func(context.Context, *api.Client) (R, error)) (rep
 	return reply, err
 }
 
+// Stream yields what list does. noded may take the bound for calls that are answered at once for
+// each value, and not for all of them: thousands of ended steps take longer, and so may the reader.
+func Stream[T any](d *Dialer, list func(context.Context, *api.Client) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		client := d.Client()
+		ctx, cancel := context.WithCancelCause(context.Background())
+		defer cancel(nil)
+		late := time.AfterFunc(callTimeout, func() { cancel(fmt.Errorf("noded has not answered for %v", callTimeout)) })
+		defer late.Stop()
+		for value, err := range list(ctx, client) {
+			late.Stop()
+			if err != nil && ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			if !yield(value, err) {
+				return
+			}
+			late.Reset(callTimeout)
+		}
+	}
+}
+
+// PrintList writes one document, {"schema":1, key: [...]}, as its values come. After an error of
+// theirs the document has no end.
+func PrintList[T any](w io.Writer, key string, values iter.Seq2[T, error]) error {
+	out := bufio.NewWriter(w)
+	fmt.Fprintf(out, "{\"schema\":%d,%q:[", step.Schema, key) // out keeps its error for Flush
+	first := true
+	for value, err := range values {
+		if err != nil {
+			return err
+		}
+		b, err := json.Marshal(value)
+		if err != nil {
+			return err
+		}
+		if !first {
+			b = append([]byte{','}, b...)
+		}
+		first = false
+		if _, err := out.Write(b); err != nil {
+			return err
+		}
+	}
+	fmt.Fprint(out, "]}\n")
+	return out.Flush()
+}
+
 // PrintJSON writes one document, {"schema":1, key: value}.
 func PrintJSON(key string, value any) error {
 	b, err := json.Marshal(value)

@@ -38,12 +38,9 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 			if asJSON {
 				list = (*api.Client).List
 			}
-			recs, err := listing(d, args, all, list)
-			switch {
-			case err != nil:
-				return err
-			case asJSON:
-				return client.PrintJSON("steps", recs)
+			recs := listing(d, args, all, list)
+			if asJSON {
+				return client.PrintList(os.Stdout, "steps", recs)
 			}
 			return table(recs)
 		},
@@ -53,45 +50,39 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 	return c
 }
 
-// listing are the steps that args name, running or ended, or all that run, and those that have
-// ended where all is true.
-func listing(d *client.Dialer, args []string, all bool, list func(*api.Client, context.Context, bool) iter.Seq2[*step.Record, error]) (recs []*step.Record, err error) {
+// listing yields the steps that args name, running or ended, or all that run, and those that have
+// ended where all is true. An error is the last pair.
+func listing(d *client.Dialer, args []string, all bool, list func(*api.Client, context.Context, bool) iter.Seq2[*step.Record, error]) iter.Seq2[*step.Record, error] {
 	if len(args) == 0 {
-		return client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) {
-			return listed(list(noded, ctx, all))
-		})
+		return client.Stream(d, func(ctx context.Context, noded *api.Client) iter.Seq2[*step.Record, error] { return list(noded, ctx, all) })
 	}
-	recs = []*step.Record{}
-	for _, a := range args {
-		ref, err := client.ParseRef(a)
-		if err != nil {
-			return nil, err
+	return func(yield func(*step.Record, error) bool) {
+		for _, a := range args {
+			ref, err := client.ParseRef(a)
+			var recs []*step.Record
+			if err == nil {
+				recs, err = client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, rec := range recs {
+				if !yield(rec, nil) {
+					return
+				}
+			}
 		}
-		some, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
-		if err != nil {
-			return nil, err
-		}
-		recs = append(recs, some...)
 	}
-	return recs, nil
 }
 
-// listed are the records of a listing; none are an empty list.
-func listed(seq iter.Seq2[*step.Record, error]) ([]*step.Record, error) {
-	recs := []*step.Record{}
-	for rec, err := range seq {
-		if err != nil {
-			return nil, err
-		}
-		recs = append(recs, rec)
-	}
-	return recs, nil
-}
-
-func table(recs []*step.Record) error {
+func table(recs iter.Seq2[*step.Record, error]) error {
 	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "STEP\tNAME\tUSER\tSTATE\tTASKS\tTIME\tCOMMAND")
-	for _, rec := range recs {
+	for rec, err := range recs {
+		if err != nil {
+			return err
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, client.StateWord(rec), rec.NTasks,
 			elapsed(rec), printable.Line(strings.Join(rec.Command, " "), 40))
 	}
