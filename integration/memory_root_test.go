@@ -154,6 +154,25 @@ func dialAs(t testing.TB, socket string, uid uint32) net.Conn {
 }
 
 func connectAs(socket string, uid uint32) (c net.Conn, err error) {
+	err = asUser(uid, func() error {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil { // it waits where the backlog is full
+			unix.Close(fd)
+			return err
+		}
+		f := os.NewFile(uintptr(fd), socket)
+		defer f.Close()
+		c, err = net.FileConn(f)
+		return err
+	})
+	return c, err
+}
+
+// asUser calls f on a thread that is another user's.
+func asUser(uid uint32, f func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -163,20 +182,10 @@ func connectAs(socket string, uid uint32) (c net.Conn, err error) {
 			err = errno
 			return
 		}
-		var fd int
-		if fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
-			return
-		}
-		if err = unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil { // it waits where the backlog is full
-			unix.Close(fd)
-			return
-		}
-		f := os.NewFile(uintptr(fd), socket)
-		defer f.Close()
-		c, err = net.FileConn(f)
+		err = f()
 	}()
 	<-done
-	return c, err
+	return err
 }
 
 // webAs is web as another user.

@@ -54,7 +54,9 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 // ended where all is true. An error is the last pair.
 func listing(d *client.Dialer, args []string, all bool, list func(*api.Client, context.Context, bool) iter.Seq2[*step.Record, error]) iter.Seq2[*step.Record, error] {
 	if len(args) == 0 {
-		return client.Stream(d, func(ctx context.Context, noded *api.Client) iter.Seq2[*step.Record, error] { return list(noded, ctx, all) })
+		return client.Stream(d, func(ctx context.Context, noded *api.Client) iter.Seq2[*step.Record, error] {
+			return list(noded, ctx, all)
+		})
 	}
 	return func(yield func(*step.Record, error) bool) {
 		for _, a := range args {
