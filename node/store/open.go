@@ -106,7 +106,7 @@ func (j *journal) load(folders func(string) (folder, error)) (r *replayed, err e
 	if err != nil {
 		return nil, err
 	}
-	// The values stay in the file: those of thousands of ended steps are more than noded may have
+	// The values stay in the file: the values of thousands of ended steps are more than noded may have
 	// in memory.
 	if r, err = replay(j.f, j.disk); unreadable(err) {
 		return j.moveAside()
