@@ -1,6 +1,7 @@
 package stepd
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,8 +10,16 @@ import (
 	"testing"
 
 	"stepd/mpi"
+	"stepd/site"
 	"stepd/slurmconf"
 )
+
+// TestUnitOfMistakes: systemd does not start noded again after a mistake in its files.
+func TestUnitOfMistakes(t *testing.T) {
+	if line := fmt.Sprintf("\nRestartPreventExitStatus=%d\n", site.MistakenExit); !strings.Contains(readText(t, "packaging/noded.service"), line) {
+		t.Errorf("packaging/noded.service has not %q", line)
+	}
+}
 
 // TestPackagedConfiguration: the files that the package puts into /etc/stepd say
 // nothing, and what they propose in comments is without a mistake.

@@ -59,8 +59,8 @@ func TestRootWrongFiles(t *testing.T) {
 	} {
 		n.write(t, name, c.text)
 		code, out := runNoded(t, nil, "-f", n.path("slurm.conf"), "--run-dir", n.path("run2"), "--spool-dir", n.path("spool2"))
-		if code != 1 {
-			t.Errorf("%s: exit code %d", name, code)
+		if code != 78 {
+			t.Errorf("%s: exit code %d, want 78", name, code)
 		}
 		contains(t, name, out, "noded: cannot use configuration: ", n.path("")+"/"+c.says)
 		n.write(t, name, "")

@@ -72,10 +72,10 @@ func TestRootNodedStart(t *testing.T) {
 		}
 		bad := n.write(t, "bad.conf", "ClusterName=golden\nNodeName=vm CPUs=many\nnonsense\n")
 		code, out := runNoded(t, nil, run("-f", bad, "--check")...)
-		if code == 0 {
-			t.Errorf("a bad file: exit code 0: %s", out)
+		if code != 78 {
+			t.Errorf("a bad file: exit code %d, want 78: %s", code, out)
 		}
-		contains(t, "--check", out, "bad.conf:2", "bad.conf:3")
+		contains(t, "--check", out, "bad.conf:2", "bad.conf:3", "2 mistakes in the configuration")
 	})
 	t.Run("the socket is for everyone", func(t *testing.T) {
 		st, err := os.Stat(n.socket())

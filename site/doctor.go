@@ -2,6 +2,7 @@ package site
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,17 +87,17 @@ func (s *Site) examine(out io.Writer) error {
 		answers = append(answers, answer)
 		go func() { answer <- s.ask(p, probeMax) }()
 	}
-	mistakes := 0
+	n := 0
 	for _, answer := range answers {
 		for _, f := range <-answer {
 			if f.severity == slurmconf.SeverityError {
-				mistakes++
+				n++
 			}
 			_, _ = fmt.Fprintln(out, f) // the exit code has the result
 		}
 	}
-	if mistakes > 0 {
-		return fmt.Errorf("%d mistakes on this host", mistakes)
+	if n > 0 {
+		return fmt.Errorf("%s on this host", mistakes(n))
 	}
 	return nil
 }
@@ -498,19 +500,37 @@ func Diagnose(out io.Writer, o Options) error {
 }
 
 func (s *Site) check(out io.Writer) error {
-	mistakes := 0
-	for _, p := range append(s.problems, s.stackProblems()...) {
+	n := 0
+	found := slices.Concat(s.problems, s.stackProblems())
+	// What is to be mended comes last, where it is read; keys of one kind stand together.
+	slices.SortStableFunc(found, func(a, b slurmconf.Problem) int { return cmp.Compare(weight(a), weight(b)) })
+	for _, p := range found {
 		if p.Severity == slurmconf.SeverityError {
-			mistakes++
+			n++
 		}
 		if _, err := fmt.Fprintf(out, "%s: %s\n", p.Severity, p); err != nil {
 			return fmt.Errorf("cannot print: %w", err)
 		}
 	}
-	if mistakes > 0 {
-		return fmt.Errorf("%d mistakes in the configuration", mistakes)
+	if n > 0 {
+		return mistaken(mistakes(n) + " in the configuration")
 	}
 	return nil
+}
+
+// weight orders problems for people.
+func weight(p slurmconf.Problem) int {
+	switch {
+	case p.Severity == slurmconf.SeverityError:
+		return 4
+	case p.Severity == slurmconf.SeverityWarning:
+		return 3
+	case p.Unused:
+		return 2
+	case p.Unsupported:
+		return 1
+	}
+	return 0
 }
 
 // CheckReload finds the mistakes for which noded would not begin anew: it then

@@ -314,7 +314,7 @@ func TestEveryStackLineWrong(t *testing.T) {
 				}
 				var b bytes.Buffer
 				err = s.check(&b)
-				if err == nil || !strings.Contains(err.Error(), "1 mistakes in the configuration") {
+				if err == nil || !strings.Contains(err.Error(), "1 mistake in the configuration") {
 					t.Errorf("noded --check: %v", err)
 				}
 				line := ""

@@ -193,9 +193,36 @@ func (s *Site) Mistakes() error {
 	case 0:
 		return nil
 	case 1:
-		return fmt.Errorf("cannot use configuration: %s", found[0])
+		return mistaken(fmt.Sprintf("cannot use configuration: %s", found[0]))
 	}
-	return fmt.Errorf("cannot use configuration: %s (and %d more: noded --check lists them)", found[0], len(found)-1)
+	return mistaken(fmt.Sprintf("cannot use configuration: %s (and %d more: noded --check lists them)", found[0], len(found)-1))
+}
+
+// MistakenExit is noded's exit code for a configuration with a mistake, EX_CONFIG of sysexits.h:
+// noded.service is not started again after it, since the files stay as they are.
+const MistakenExit = 78
+
+// MistakenError says that the configuration has mistakes.
+type MistakenError struct{ text string }
+
+func (e *MistakenError) Error() string { return e.text }
+
+func mistaken(text string) error { return &MistakenError{text} }
+
+// ExitCode is noded's exit code for an error.
+func ExitCode(err error) int {
+	if _, mistaken := errors.AsType[*MistakenError](err); mistaken {
+		return MistakenExit
+	}
+	return 1
+}
+
+// mistakes counts them: "1 mistake", "3 mistakes".
+func mistakes(n int) string {
+	if n == 1 {
+		return "1 mistake"
+	}
+	return fmt.Sprintf("%d mistakes", n)
 }
 
 // LogTo moves the log where the site wants it, and sets its level. The file is

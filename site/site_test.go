@@ -2,6 +2,7 @@ package site
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -225,6 +226,25 @@ func TestUnread(t *testing.T) {
 	file := write(t, filepath.Join(dir, "cgroup.conf"), "")
 	if got := unread(dir); len(got) != 1 || got[0].File != file || got[0].Severity != slurmconf.SeverityWarning {
 		t.Errorf("got %v", got)
+	}
+}
+
+// TestCheckOrder: keys of one kind stand together, and what is to be mended comes last, counted.
+func TestCheckOrder(t *testing.T) {
+	file := write(t, filepath.Join(t.TempDir(), "slurm.conf"),
+		"KillWait=soon\nHealthCheckProgram=/x\nNodeName=n\nSlurmdPidFile=/run/x\nMpiDefault=pmix\nSchedulerType=sched/backfill\n")
+	var out bytes.Buffer
+	err := Check(&out, Options{File: file})
+	if _, mistaken := errors.AsType[*MistakenError](err); !mistaken || err.Error() != "1 mistake in the configuration" {
+		t.Errorf("got %v", err)
+	}
+	at := -1
+	for _, says := range []string{"SchedulerType does not concern", "HealthCheckProgram is not supported", "SlurmdPidFile=", "warning: ", "error: "} {
+		i := strings.Index(out.String(), says)
+		if i <= at {
+			t.Errorf("%q is not behind the others:\n%s", says, &out)
+		}
+		at = i
 	}
 }
 

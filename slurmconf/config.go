@@ -410,6 +410,9 @@ func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 		found.Text = p.key + " is not a known key"
 	default:
 		found.Text = p.key + " does not concern a node daemon"
+		if slices.Contains(unsupported, strings.ToLower(p.key)) {
+			found.Unsupported, found.Text = true, p.key+" is not supported here"
+		}
 	}
 	if near != "" && !own {
 		found.Remedy = fmt.Sprintf("is %q meant?", near)

@@ -256,7 +256,7 @@ include
 func TestKeysThatAreNotRead(t *testing.T) {
 	_, probs, dir := load(t, map[string]string{
 		"slurm.conf": "SlurmctldHost=a(1.2.3.4) \nSchedulerType=sched/backfill\nKillWiat=5\nHookTimeout=3\nPropagateResourceLimits=ALL\nPropagateResourceLimitsExcept=CORE\nPrologFlags=alloc,frob\n" +
-			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\nDependencyParameters=kill_invalid_depend\nJobRequeue=0\nMaxArraySize=50\n",
+			"NodeName=vm Weight=3 Frob=4 CPUSs=2\nDownNodes=vm State=DOWN\nDependencyParameters=kill_invalid_depend\nJobRequeue=0\nMaxArraySize=50\nHealthCheckProgram=/x\n",
 		"stepd.conf": "KeepStep=5\nMaxTasksPerNode=4\n",
 	})
 	want := []string{
@@ -272,11 +272,22 @@ func TestKeysThatAreNotRead(t *testing.T) {
 		`ignored: slurm.conf:10: DependencyParameters does not concern a node daemon`,
 		`ignored: slurm.conf:11: JobRequeue does not concern a node daemon`,
 		`ignored: slurm.conf:12: MaxArraySize does not concern a node daemon`,
+		`ignored: slurm.conf:13: HealthCheckProgram is not supported here`,
 		`error: stepd.conf:1: cannot use key "KeepStep": there is none of that name; is "keepsteps" meant?`,
 		`error: stepd.conf:2: cannot use key "MaxTasksPerNode": there is none of that name`,
 	}
 	if diff := cmp.Diff(want, lines(probs, dir)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestUnsupportedKeys: what is listed as not supported is read nowhere.
+func TestUnsupportedKeys(t *testing.T) {
+	keys := (&loader{cfg: &Config{}}).slurmKeys()
+	for _, key := range unsupported {
+		if keys[key] != nil {
+			t.Errorf("%s is read", key)
+		}
 	}
 }
 

@@ -331,6 +331,9 @@ type Problem struct {
 	Line     int // the first line of the statement; 0 is the file as a whole
 	Text     string
 	Remedy   string // what to write instead; may be empty
+	// Unsupported: Slurm's slurmd acts on the key, and noded does not. Unused: noded reads the
+	// key, and it has no effect. Else an ignored key is none of a node daemon's.
+	Unsupported, Unused bool
 }
 
 // String is one line: "FILE:LINE: TEXT; REMEDY".
@@ -379,7 +382,7 @@ func (ps *problems) value(s statement, p pair, f *flaw) {
 	if f.severity != SeverityError {
 		text = fmt.Sprintf("%s=%.200q: %s", p.key, p.value, f.why)
 	}
-	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Text: text, Remedy: f.remedy})
+	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Text: text, Remedy: f.remedy, Unused: f.severity == SeverityIgnored})
 }
 
 // valueOf adds a mistake in the value that a statement gives to a key.

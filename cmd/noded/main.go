@@ -39,7 +39,7 @@ func main() {
 	}
 	if err != nil {
 		sayLast(c, err)
-		os.Exit(1)
+		os.Exit(site.ExitCode(err))
 	}
 }
 
@@ -77,13 +77,12 @@ func command() *cobra.Command {
 				_, err := io.WriteString(c.OutOrStdout(), page(c).Roff())
 				return err
 			}
-			if o.checkConf {
+			switch {
+			case o.checkConf:
 				return site.Check(c.OutOrStdout(), o.Options)
-			}
-			if o.check {
+			case o.check:
 				return site.Diagnose(c.OutOrStdout(), o.Options)
-			}
-			if os.Getpid() == 1 {
+			case os.Getpid() == 1:
 				log, err := site.NewLog(o.Options)
 				if err != nil {
 					return err
@@ -390,7 +389,8 @@ func page(c *cobra.Command) *manual.Page {
 	p.Topics = []manual.Topic{
 		{Title: "Exit codes", Entries: []manual.Entry{
 			{Name: "0", Text: "stopped by SIGTERM; with --check: no mistake was found"},
-			{Name: "1", Text: "a mistake in the configuration, another noded on the same spool directory, or no root"},
+			{Name: "1", Text: "another noded on the same spool directory, no root, a file that cannot be read; with --check: a mistake on this host"},
+			{Name: "78", Text: "a mistake in the configuration: noded.service is not started again"},
 		}},
 		{Title: "Environment", Entries: []manual.Entry{{Name: "SLURM_CONF", Text: "the configuration, where -f names none"}}},
 		{Title: "Files", Entries: []manual.Entry{

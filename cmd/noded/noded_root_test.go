@@ -20,6 +20,7 @@ import (
 	"stepd/internal/testkit"
 	"stepd/proctrack"
 	"stepd/proctrack/detect"
+	"stepd/site"
 	"stepd/step"
 )
 
@@ -377,28 +378,31 @@ func TestRootTermLeavesSteps(t *testing.T) {
 	d.end(syscall.SIGTERM)
 }
 
-// TestRootRefusesToStart: what noded exits 1 for.
+// TestRootRefusesToStart: what noded exits 1 for, and what with a code of its own.
 func TestRootRefusesToStart(t *testing.T) {
 	d := newPrivate(t)
 	defer d.end(syscall.SIGTERM)
+	wrong := write(t, filepath.Join(t.TempDir(), "slurm.conf"), "nonsense\n")
 	for _, tc := range []struct {
 		name, says string
 		attr       *syscall.SysProcAttr
 		args       []string
+		code       int
 	}{
-		{"the same spool", fmt.Sprintf("noded (pid %d)", d.cmd.Process.Pid), nil, d.args()},
-		{"not root", "needs root", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}, d.args()},
-		{"no such file", "absent.conf", nil, []string{"-f", d.path("absent.conf")}},
-		{"a mistake", "slurm.conf:1", nil, []string{"-f", write(t, filepath.Join(t.TempDir(), "slurm.conf"), "nonsense\n")}},
-		{"an unknown flag", "--nonsense", nil, []string{"--nonsense"}},
-		{"an unknown format", "xml", nil, append(d.args(), "--log-format", "xml")},
+		{"the same spool", fmt.Sprintf("noded (pid %d)", d.cmd.Process.Pid), nil, d.args(), 1},
+		{"not root", "needs root", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}, d.args(), 1},
+		{"no such file", "absent.conf", nil, []string{"-f", d.path("absent.conf")}, 1},
+		{"a mistake", "slurm.conf:1", nil, []string{"-f", wrong}, site.MistakenExit},
+		{"a mistake that is looked for", "1 mistake in the configuration", nil, []string{"-f", wrong, "--check-config"}, site.MistakenExit},
+		{"an unknown flag", "--nonsense", nil, []string{"--nonsense"}, 1},
+		{"an unknown format", "xml", nil, append(d.args(), "--log-format", "xml"), 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cmd := exec.Command(d.bin, tc.args...)
 			cmd.SysProcAttr = tc.attr
 			out, err := cmd.CombinedOutput()
-			if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), tc.says) || !strings.Contains(string(out), "noded: ") {
-				t.Errorf("%v, %s; want exit code 1 and %q", err, out, tc.says)
+			if cmd.ProcessState.ExitCode() != tc.code || !strings.Contains(string(out), tc.says) || !strings.Contains(string(out), "noded: ") {
+				t.Errorf("%v, %s; want exit code %d and %q", err, out, tc.code, tc.says)
 			}
 		})
 	}
