@@ -116,8 +116,30 @@ func TestRootBlackHole(t *testing.T) {
 			t.Errorf("the first step: %v", r)
 		}
 		n.kill9(t)
-		mend() // a noded starts on a full spool no more than before
 		n.boot(t)
+		if doc := n.status(t); doc.State != "DRAINED" || !strings.Contains(doc.Reason, "no space left on device") {
+			t.Errorf("a node that has started on a full spool is %s, %q", doc.State, doc.Reason)
+		}
+		mend()
+		n.resumes(t)
+		n.serves(t)
+	})
+	t.Run("full at the start", func(t *testing.T) {
+		drained := n.start(t, call{args: []string{"run", "-J", "held", "sleep", "86400"}})
+		held := n.runs(t, "held")
+		must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+		<-n.done
+		mend = fill(t, n.path("spool"))
+		n.boot(t)
+		if doc := n.status(t); !strings.HasPrefix(doc.State, "DRAIN") || !strings.Contains(doc.Reason, "no space left on device") {
+			t.Errorf("a node that has started on a full spool is %s, %q", doc.State, doc.Reason)
+		}
+		if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "node is drained: ") {
+			t.Errorf("another step: %v", r)
+		}
+		ok(t, "cancel", n.ctl(t, "cancel", held.id())) // which it serves
+		drained.wait(t)
+		mend()
 		n.resumes(t)
 		n.serves(t)
 	})

@@ -182,6 +182,9 @@ func (n *Node) open() error {
 	}); err != nil {
 		return errors.Join(err, st.Close())
 	}
+	if err := st.Unwritable(); err != nil {
+		n.health.Fault(err.Error())
+	}
 	if err := n.cfg.Scripts.Check(); err != nil {
 		n.log.Warnf("a job will drain the node: %v", err)
 	}

@@ -97,7 +97,7 @@ func Open(cfg Config) (*State, error) {
 		return nil, err
 	}
 	s := &State{all: all, keepAge: cfg.KeepAge, keepSteps: cfg.KeepSteps, clock: cfg.Clock, boot: cfg.Boot, shown: cfg.Shown, ended: ended{most: keepBytes}}
-	if err = s.restoreBatch(); err == nil {
+	if err = LogOwed(s.restoreBatch(), log); err == nil {
 		err = spendShown(s, cfg.Spool)
 	}
 	if err == nil {

@@ -357,3 +357,56 @@ func TestRunSilent(t *testing.T) {
 	want(t, s, "step", "1.0", "ended")
 	want(t, s, "batch", "2.0", nil)
 }
+
+// TestOpenFull: a store is opened on a full disk, where it has a durable journal and where it has
+// none; it has all that it had, through copies of the volatile journal too, and stores what has
+// happened as soon as there is room.
+func TestOpenFull(t *testing.T) {
+	for name, before := range map[string]bool{"with a journal": true, "without one": false} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig()
+			if before {
+				s := r.mustOpen(t)
+				put(t, s, "batch", "1", "before")
+				put(t, s, "batch", "2", "before")
+				r = r.afterKill().rebooted()
+			}
+			r.spool.setFail(func(op string, n int) (int, error) {
+				if op == "write" {
+					return 0, unix.ENOSPC
+				}
+				return n, nil
+			})
+			s := r.mustOpen(t)
+			if err := s.Check(); err == nil || !strings.Contains(err.Error(), "no space left on device: make room") {
+				t.Errorf("a full disk: %v", err)
+			}
+			if err := s.Update(func(tx *Tx) error { return tx.Put("batch", "3", "refused") }); err == nil {
+				t.Error("a request is stored")
+			}
+			if err := s.Record(func(tx *Tx) error { return tx.Put("batch", "1", "ended") }); err == nil {
+				t.Error("an end is stored")
+			}
+			long := strings.Repeat("x", 20_000)
+			for range 4 * compactMin / len(long) { // the volatile journal is written anew meanwhile
+				put(t, s, "step", "1.0", long)
+			}
+			r.spool.setFail(nil)
+			deadline := time.Now().Add(10 * time.Second)
+			for s.Check() != nil && time.Now().Before(deadline) {
+				time.Sleep(10 * time.Millisecond)
+			}
+			for _, s := range []*Store{s, r.afterKill().mustOpen(t), r.afterKill().rebooted().mustOpen(t)} {
+				if err := s.Check(); err != nil {
+					t.Error(err)
+				}
+				want(t, s, "batch", "1", "ended")
+				if before {
+					want(t, s, "batch", "2", "before")
+				}
+				want(t, s, "batch", "3", nil)
+				noDamage(t, s)
+			}
+		})
+	}
+}

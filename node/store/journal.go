@@ -234,7 +234,10 @@ func (j *journal) close(patience time.Duration) error {
 	case <-time.After(patience):
 		return fmt.Errorf("cannot close %q: its file system does not answer: %w", j.path, ErrSilent)
 	}
-	err := errors.Join(j.f.Close(), j.dir.close())
+	err := j.dir.close()
+	if j.f != nil {
+		err = errors.Join(j.f.Close(), err)
+	}
 	j.s.mu.Lock()
 	defer j.s.mu.Unlock()
 	if len(j.queue) > 0 {
@@ -295,8 +298,10 @@ func (j *journal) append(group []*entry) error {
 
 // mend makes the file one that can be appended to, and that the next process finds.
 func (j *journal) mend() error {
-	if _, named, err := j.f.stat(); err == nil && !named {
-		j.anew = true // the directory was emptied
+	if !j.anew { // else there may be no file
+		if _, named, err := j.f.stat(); err == nil && !named {
+			j.anew = true // the directory was emptied
+		}
 	}
 	if j.cut && !j.anew {
 		err := j.f.Truncate(j.end)
@@ -334,6 +339,9 @@ func (j *journal) kept() (kept []found) {
 	for kind, of := range j.index {
 		for key, p := range of {
 			k := id{kind, key}
+			if j.disk && p.f != j.f { // of a start that could not write it: the volatile one may be another file since
+				p = j.other.index[kind][key]
+			}
 			if !p.dead || j.other.has(k) {
 				kept = append(kept, found{id: k, place: p})
 			} else {

@@ -24,7 +24,8 @@ const (
 	volatileName = "volatile.journal"
 )
 
-// Open replays the journals in the directories, which exist, or begins new ones. The error
+// Open replays the journals in the directories, which exist, or begins new ones. Where the durable
+// one can be read and not written, since its file system is full, Check says so. The error
 // names the file, and wraps ErrSilent where a directory has not answered within the
 // deadline: then what hangs may go on, and the caller ends its process.
 func Open(cfg Config) (*Store, error) {
@@ -167,7 +168,12 @@ func (s *Store) start(durable, volatile *replayed, doing func(*journal)) error {
 		}
 	}
 	doing(s.durable)
-	return s.durable.rewrite(s.durable.kept())
+	if err := s.durable.rewrite(s.durable.kept()); err != nil {
+		// Its file is as it was, and the volatile one has everything. It is written as soon as that is
+		// possible, and until then Check fails.
+		s.durable.anew, s.durable.failed = true, err
+	}
+	return nil
 }
 
 // add makes a value one that was found; it is for start alone.
