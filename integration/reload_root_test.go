@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -40,6 +41,12 @@ func TestRootReload(t *testing.T) {
 	n.conf(t, "many", "")
 	n.hup(t, "cannot reload: ")
 	n.logs(t, "slurm.conf:2", "goes on with the configuration that it has")
+	eventually(t, callTimeout, "the refused reload in node status", func() error {
+		if out := n.ctlRoot(t, "node", "status").out; !regexp.MustCompile(`fallback +reload: refused at 20\S+: .*slurm\.conf:2`).MatchString(out) {
+			return fmt.Errorf("node status says %q", out)
+		}
+		return nil
+	})
 	if r := n.ctl(t, "run", "-n", "60", "--overcommit", "true"); r.code != 0 {
 		t.Errorf("after a mistake: %v", r)
 	}
@@ -59,6 +66,9 @@ func TestRootReload(t *testing.T) {
 	}
 	if n.exited() || n.cmd.Process.Pid != pid {
 		t.Fatal("noded has ended")
+	}
+	if out := n.ctlRoot(t, "node", "status").out; strings.Contains(out, "reload: ") {
+		t.Errorf("after a reload node status says %q", out)
 	}
 	if code, text := n.page(t, "/readyz"); code != 200 {
 		t.Errorf("readyz after a reload: %d %q", code, text)

@@ -67,11 +67,13 @@ func nodeState(drained bool, jobs int) string {
 	return "IDLE"
 }
 
-// AddFallback adds to the fallbacks that the node document shows.
+// AddFallback adds to the fallbacks that the node document shows. It takes the place of one of the
+// same name.
 func (n *Node) AddFallback(f Fallback) {
 	n.fallbacks.Lock()
 	defer n.fallbacks.Unlock()
-	n.cfg.Fallbacks = append(slices.Clone(n.cfg.Fallbacks), f)
+	others := slices.DeleteFunc(slices.Clone(n.cfg.Fallbacks), func(o Fallback) bool { return o.What == f.What })
+	n.cfg.Fallbacks = append(others, f)
 }
 
 func (n *Node) fallbackList() []Fallback {

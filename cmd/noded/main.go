@@ -73,11 +73,10 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if o.manual {
+			switch {
+			case o.manual:
 				_, err := io.WriteString(c.OutOrStdout(), page(c).Roff())
 				return err
-			}
-			switch {
 			case o.checkConf:
 				return site.Check(c.OutOrStdout(), o.Options)
 			case o.check:
@@ -411,6 +410,7 @@ func (s *server) reload() *errReload {
 	}
 	if err := site.CheckReload(s.options.Options, s.site); err != nil {
 		s.log.Errorf("cannot reload: %v; noded goes on with the configuration that it has", err)
+		s.node.AddFallback(node.Fallback{What: "reload", Why: fmt.Sprintf("refused at %s: %v", time.Now().Format(time.RFC3339), err)})
 		return nil
 	}
 	l, ok := s.listener.(*net.UnixListener)
