@@ -24,8 +24,15 @@ const kept = "/var/lib/vmtest/package.json"
 // overReboot is the job that runs when the host goes down.
 type overReboot struct{ Job int }
 
-// ran has a line for each start of the job.
+// ran has a line for each start of the job, and one for its end on a host whose remote file systems
+// were still there.
 const ran = "/var/lib/vmtest/ran"
+
+// lateMount is a file system that systemd takes for a remote one: it goes when the steps have ended.
+const (
+	lateMount = "/etc/systemd/system/srv-late.mount"
+	lateText  = "[Mount]\nWhat=late\nWhere=/srv/late\nType=tmpfs\nOptions=_netdev\n"
+)
 
 // TestBeforeRebootPackage: the Debian package is installed on a host that has
 // nothing of it, upgraded with a step running, and taken through all that an
@@ -224,8 +231,14 @@ func leaveJob(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755), os.WriteFile(ran, nil, 0o666), os.Chmod(ran, 0o666)); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(lateMount, []byte(lateText), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	systemctl(t, "daemon-reload")
+	systemctl(t, "start", "srv-late.mount", "remote-fs.target")
 	var o overReboot
-	out := stepctl(t, "batch", "-O", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null", "--wrap=echo run >>"+ran+"; sleep 3600")
+	const script = "trap 'sleep 3; mountpoint -q /srv/late && echo mounted >>" + ran + "; exit' TERM; echo run >>" + ran + "; sleep 3600 & wait"
+	out := stepctl(t, "batch", "-O", "--uid=nobody", "-D", "/var/tmp", "-J", "down", "-o", "/dev/null", "--wrap="+script)
 	if _, err := fmt.Sscanf(out, "Submitted batch job %d", &o.Job); err != nil {
 		t.Fatalf("batch: %q: %v", out, err)
 	}
@@ -260,8 +273,12 @@ func TestAfterRebootPackage(t *testing.T) {
 		t.Fatalf("the unit of a host that came up is %q", state)
 	}
 	wantEnd(t, o.Job, "NODE_FAIL", "the host goes down", "the node was rebooted")
-	if text, err := os.ReadFile(ran); err != nil || string(text) != "run\n" {
+	// It ran once, and had its remote file systems to the end.
+	if text, err := os.ReadFile(ran); err != nil || string(text) != "run\nmounted\n" {
 		t.Errorf("the job has said %q, %v", text, err)
+	}
+	if err := os.Remove(lateMount); err != nil {
+		t.Error(err)
 	}
 	for _, d := range steps(t) {
 		t.Errorf("a step runs: %+v", d)
