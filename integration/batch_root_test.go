@@ -61,6 +61,10 @@ exit 6
 		t.Errorf("output %q, want %q", got, want)
 	}
 	n.idle(t)
+	n.logs(t, "step=1.batch")
+	if log := n.wholeLog(t); strings.Contains(log, "step=1.4294967291") {
+		t.Errorf("the log has two names for a step: %s", log)
+	}
 	doc := n.show(t, "1.4294967291")
 	if doc.StepID != 4294967291 || doc.NTasks != 1 || doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 6 || strings.Join(doc.Command, " ") != "job.sh arg" {
 		t.Errorf("the batch step: %+v", doc)

@@ -146,7 +146,7 @@ func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
 		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}), caughtUp: make(chan struct{}),
-		log: n.log.WithField("step", rec.ID.String()),
+		log: n.log.WithField("step", rec.ID.Name()),
 	}
 }
 

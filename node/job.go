@@ -298,7 +298,7 @@ func (n *Node) released(id step.ID) {
 	if n.reg.job(id.Job) != nil || n.health.HoldsJob(id.Job) {
 		return // their end does it
 	}
-	log := n.log.WithField("step", id.String())
+	log := n.log.WithField("step", id.Name())
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.unkillable)
 	defer cancel()
 	if err := n.places.uncontain(ctx, id.Job); err != nil {

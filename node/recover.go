@@ -109,7 +109,7 @@ func (r *recovery) refind(ctx context.Context) error {
 		if err := r.n.store.Restore(rec, r.groupOf(ctx, rec)); err != nil {
 			return err
 		}
-		r.n.log.WithField("step", id.String()).Warnf("found a running step of user %q that the state does not have: it is taken back", rec.User)
+		r.n.log.WithField("step", id.Name()).Warnf("found a running step of user %q that the state does not have: it is taken back", rec.User)
 	}
 	return nil
 }
@@ -161,7 +161,7 @@ func (r *recovery) groupOf(ctx context.Context, rec *step.Record) uint32 {
 	defer cancel()
 	user, err := r.n.cfg.Users.ByUID(ctx, rec.UID)
 	if err != nil {
-		r.n.log.WithField("step", rec.ID.String()).Errorf("the group of its job is lost, and group %d stands for it: %v", overflowGroup, err)
+		r.n.log.WithField("step", rec.ID.Name()).Errorf("the group of its job is lost, and group %d stands for it: %v", overflowGroup, err)
 		return overflowGroup
 	}
 	return user.GID
@@ -367,7 +367,7 @@ func (r *recovery) findStepd(rec *step.Record) (*child.Process, *stepapi.Conn, s
 	conn, err := stepapi.DialDir(ctx, dir, name)
 	if err != nil {
 		// It may be past serving, on its way to leave a result file.
-		r.n.log.WithField("step", rec.ID.String()).Warnf("cannot reach stepd (pid %d): %v", p.PID, err)
+		r.n.log.WithField("step", rec.ID.Name()).Warnf("cannot reach stepd (pid %d): %v", p.PID, err)
 		return p, nil, ""
 	}
 	return p, conn, ""
@@ -417,7 +417,7 @@ func (r *recovery) sweep() {
 		if r.running[id] || r.n.health.Holds(id) || r.isJobs(id) {
 			continue
 		}
-		log := r.n.log.WithField("step", id.String())
+		log := r.n.log.WithField("step", id.Name())
 		if !r.n.store.Knows(id.Job) {
 			log.Warn("found a step that this spool never started: it is left alone")
 			continue

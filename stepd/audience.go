@@ -114,7 +114,7 @@ func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 	}
 	a := &audience{
 		Events: report.NewEvents(f, spec.Env),
-		log:    log.WithField("step", spec.ID.String()),
+		log:    log.WithField("step", spec.ID.Name()),
 		user:   spec.User,
 		batch:  spec.ID.Step == step.BatchStep,
 	}

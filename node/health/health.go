@@ -194,7 +194,7 @@ func (h *Health) Hold(rec *step.Record) {
 		h.cfg.Found()
 	}
 	h.held[rec.ID] = held
-	h.cfg.Log.WithField("step", rec.ID.String()).Errorf("%s", Text(held))
+	h.cfg.Log.WithField("step", rec.ID.Name()).Errorf("%s", Text(held))
 	h.storeLocked(rec.ID)
 	switch d := h.cfg.Gate.Drain(); {
 	case !d.Drained, d.Owner == state.OwnerHeld:
@@ -307,7 +307,7 @@ func (h *Health) AwaitEmpty(id step.ID) {
 		case err == nil:
 			h.release(held)
 		case ctx.Err() == nil: // else the next noded waits
-			h.cfg.Log.WithField("step", id.String()).Errorf("cannot wait for the end of what is left: %v (the next start of noded tries again)", err)
+			h.cfg.Log.WithField("step", id.Name()).Errorf("cannot wait for the end of what is left: %v (the next start of noded tries again)", err)
 		}
 	})
 }
@@ -315,7 +315,7 @@ func (h *Health) AwaitEmpty(id step.ID) {
 // release forgets a held step of which nothing is left.
 func (h *Health) release(held *state.Held) {
 	id := held.Rec.ID
-	log := h.cfg.Log.WithField("step", id.String())
+	log := h.cfg.Log.WithField("step", id.Name())
 	h.mu.Lock()
 	delete(h.held, id)
 	delete(h.awaited, id)

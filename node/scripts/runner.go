@@ -428,7 +428,7 @@ const unkillableMax = 5 * time.Minute
 // Unkillable runs the site's UnkillableStepProgram, as root in the place of the job's scripts,
 // for a step that has processes left; text describes them. The log has its failure.
 func (r *Runner) Unkillable(j *Job, f Facts, program string, left *step.Record, text string) {
-	log := r.Log.WithField("step", left.ID.String())
+	log := r.Log.WithField("step", left.ID.Name())
 	ctx, cancel := r.untilStopped()
 	defer cancel()
 	ctx, stop := context.WithTimeoutCause(ctx, unkillableMax, fmt.Errorf("did not end within %v", unkillableMax))

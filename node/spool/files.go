@@ -80,7 +80,7 @@ func (s *Spool) removeForgotten(ids []step.ID) {
 	for _, id := range ids {
 		for _, path := range []string{s.Result(id), s.Output(id), s.Events(id)} {
 			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-				s.log.WithField("step", id.String()).Warnf("cannot remove what is kept of a forgotten step: %v", err)
+				s.log.WithField("step", id.Name()).Warnf("cannot remove what is kept of a forgotten step: %v", err)
 			}
 		}
 	}
