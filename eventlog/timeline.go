@@ -73,8 +73,9 @@ type TimelineBuilder struct {
 	hooks  map[string]*Span
 	execs  map[int]int64
 	exits  map[int]int64
-	gate   int64 // when the last gate opened, -1 before
-	lastEx int64 // the last exec
+	ends   map[int]step.ExitStatus // by rank, where it has failed
+	gate   int64                   // when the last gate opened, -1 before
+	lastEx int64                   // the last exec
 	ended  bool
 }
 
@@ -83,7 +84,7 @@ func (b *TimelineBuilder) Add(e *Event) {
 	if !b.begun {
 		b.begun, b.base, b.gate = true, e.Time, -1
 		b.open, b.hooks = map[string]*Span{}, map[string]*Span{}
-		b.execs, b.exits = map[int]int64{}, map[int]int64{}
+		b.execs, b.exits, b.ends = map[int]int64{}, map[int]int64{}, map[int]step.ExitStatus{}
 	}
 	at := e.Time.Sub(b.base).Microseconds()
 	if e.Event != EventHookStart && e.Event != EventHookEnd {
@@ -110,6 +111,9 @@ func (b *TimelineBuilder) Add(e *Event) {
 	case EventTaskExit:
 		if e.Rank != nil {
 			b.exits[*e.Rank] = at
+			if e.Status != nil && *e.Status != 0 {
+				b.ends[*e.Rank] = *e.Status
+			}
 		}
 	}
 }
@@ -240,6 +244,9 @@ func (b *TimelineBuilder) tasks() (out []*Span) {
 		if exit, ended := b.exits[r]; ended {
 			s.EndUS, s.Open = max(exit, s.BeginUS), false
 		}
+		if status := b.ends[r]; status != 0 {
+			s.Error = status.Describe()
+		}
 		s.LongestUS = s.EndUS - s.BeginUS
 		out = append(out, s)
 	}
@@ -247,11 +254,14 @@ func (b *TimelineBuilder) tasks() (out []*Span) {
 		return out
 	}
 	one := *out[0]
-	one.Name, one.Ranks, one.Count = fmt.Sprintf("%d tasks", len(out)), step.FormatCPUList(all), len(out)
+	one.Error, one.Name, one.Ranks, one.Count = "", fmt.Sprintf("%d tasks", len(out)), step.FormatCPUList(all), len(out)
 	for _, s := range out {
 		one.BeginUS, one.EndUS = min(one.BeginUS, s.BeginUS), max(one.EndUS, s.EndUS)
 		one.LongestUS = max(one.LongestUS, s.LongestUS)
 		one.Open = one.Open || s.Open
+		if one.Error == "" && s.Error != "" {
+			one.Error = s.Name + ": " + s.Error
+		}
 	}
 	return []*Span{&one}
 }

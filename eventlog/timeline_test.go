@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"stepd/step"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -231,5 +233,34 @@ func TestShortStage(t *testing.T) {
 	}
 	if want := "streams load user_init gate"; strings.Join(got, " ") != want {
 		t.Errorf("got %v, want %s", got, want)
+	}
+}
+
+// TestTimelineFailedTasks: a task that has failed says so, alone and among many.
+func TestTimelineFailedTasks(t *testing.T) {
+	for _, n := range []int{2, tasksMax + 1} {
+		var b TimelineBuilder
+		at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+		b.Add(&Event{Time: at, Event: EventAccepted})
+		for rank := range n {
+			b.Add(&Event{Time: at.Add(time.Millisecond), Event: EventTaskExec, Rank: &rank})
+		}
+		for rank := range n {
+			status := step.ExitedWith(uint8(3 * (rank % 2)))
+			b.Add(&Event{Time: at.Add(2 * time.Millisecond), Event: EventTaskExit, Rank: &rank, Status: &status})
+		}
+		var text string
+		for _, line := range strings.Split(b.Done(at.Add(time.Second)).Text("step 1.0", 80, true), "\n") {
+			if strings.Contains(line, "failed: ") {
+				text += line
+			}
+		}
+		want := "\x1b[31m    failed: Exited with exit code 3\x1b[0m"
+		if n > tasksMax {
+			want = "\x1b[31m    failed: task 1: Exited with exit code 3\x1b[0m"
+		}
+		if text != want {
+			t.Errorf("%d tasks: %q, want %q", n, text, want)
+		}
 	}
 }

@@ -228,17 +228,18 @@ func mistakes(n int) string {
 // LogTo moves the log where the site wants it, and sets its level. The file is
 // nil for stderr.
 func (s *Site) LogTo(log *logrus.Logger, o Options) (*os.File, error) {
+	var f *os.File
+	if s.conf.SlurmdLogFile != "" {
+		var err error
+		if f, err = openLogFile(s.conf.SlurmdLogFile); err != nil {
+			return nil, err
+		}
+		log.Infof("the log goes on in %q (SlurmdLogFile)", s.conf.SlurmdLogFile)
+		log.SetOutput(f)
+	}
 	if !o.Verbose {
 		log.SetLevel(levelOf(s.conf.SlurmdDebug))
 	}
-	if s.conf.SlurmdLogFile == "" {
-		return nil, nil
-	}
-	f, err := openLogFile(s.conf.SlurmdLogFile)
-	if err != nil {
-		return nil, err
-	}
-	log.SetOutput(f)
 	return f, nil
 }
 

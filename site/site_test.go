@@ -217,6 +217,26 @@ func TestLog(t *testing.T) {
 	}
 }
 
+// TestLogTo: where the log has been until then stands where it goes on.
+func TestLogTo(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "noded.log")
+	log := logrus.New()
+	var before bytes.Buffer
+	log.SetOutput(&before)
+	f, err := (&Site{conf: &slurmconf.Config{SlurmdLogFile: path, SlurmdDebug: "error"}}).LogTo(log, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	log.Error("after it")
+	if text := before.String(); !strings.Contains(text, "the log goes on in") || !strings.Contains(text, path) || strings.Contains(text, "after it") {
+		t.Errorf("before: %q", text)
+	}
+	if b, err := os.ReadFile(path); err != nil || !strings.Contains(string(b), "after it") {
+		t.Errorf("the file: %q, %v", b, err)
+	}
+}
+
 // TestUnread: a cgroup.conf that is not read is reported.
 func TestUnread(t *testing.T) {
 	dir := t.TempDir()
