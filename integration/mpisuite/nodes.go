@@ -74,11 +74,12 @@ func (n *nodes) stop() {
 	}
 }
 
-// launcher is one that runs in the cluster. What it starts inherits no signal of ours: timeout(1) ends it there.
+// launcher is one that runs in the cluster and in the job, where srun starts what a program spawns
+// as well. What it starts inherits no signal of ours: timeout(1) ends it there.
 func (n *nodes) launcher(name string, argv func(np int) []string) launcher {
 	return launcher{name: name, spare: 40 * time.Second, command: func(ctx context.Context, _ string, t test) *exec.Cmd {
 		limit := t.limit + 10*time.Second // hydra ends it by itself
-		args := []string{"--chdir=" + n.cluster.Path("suite/"+t.dir), "LD_LIBRARY_PATH=" + n.cluster.Path("lib"), "SLURM_OVERLAP=1", "timeout", "-k10", fmt.Sprintf("%.0f", limit.Seconds())}
+		args := []string{"--chdir=" + n.cluster.Path("suite/"+t.dir), "LD_LIBRARY_PATH=" + n.cluster.Path("lib"), "SLURM_JOB_ID=" + n.job, "SLURM_OVERLAP=1", "timeout", "-k10", fmt.Sprintf("%.0f", limit.Seconds())}
 		args = append(append(args, argv(t.np)...), append([]string{"./" + t.program}, t.args...)...)
 		return n.cluster.Command(ctx, "root", "env", args...)
 	}}
@@ -86,7 +87,7 @@ func (n *nodes) launcher(name string, argv func(np int) []string) launcher {
 
 func (n *nodes) srun() launcher {
 	return n.launcher("srun", func(np int) []string {
-		return []string{"srun", "-Q", "-O", "--jobid", n.job, fmt.Sprintf("-N%d", min(nodesCount, np)), fmt.Sprintf("-n%d", np), "--mpi=pmi2"}
+		return []string{"srun", "-Q", "-O", fmt.Sprintf("-N%d", min(nodesCount, np)), fmt.Sprintf("-n%d", np), "--mpi=pmi2"}
 	})
 }
 

@@ -73,6 +73,25 @@ func TestSpawn(t *testing.T) {
 	}
 }
 
+// The universe is the job's CPUs on all its nodes, so that every rank has the same.
+func TestUniverse(t *testing.T) {
+	for _, c := range []struct {
+		list           string
+		all, per, want int
+	}{
+		{list: "0-7", per: 1, want: 8},
+		{list: "0-7", per: 2, want: 4},
+		{list: "0", all: 128, per: 1, want: 128},
+		{want: 3},
+	} {
+		s := &step.Spec{JobCPUs: c.list, JobAllCPUs: c.all}
+		s.NTasks, s.CPUsPerTask = 3, c.per
+		if n := universe(s); n != c.want {
+			t.Errorf("%+v: %d", c, n)
+		}
+	}
+}
+
 // A spawned step knows who has spawned it, and finds what it was given.
 func TestSpawnedStep(t *testing.T) {
 	parent := step.ID{Job: 12}

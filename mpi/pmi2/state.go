@@ -58,13 +58,14 @@ type state struct {
 }
 
 // universe is the value of MPI_UNIVERSE_SIZE: what the job's CPUs have room
-// for, and no less than runs already.
+// for, and no less than runs already. All nodes have to say the same: programs decide by it, each
+// rank alone, whether they spawn.
 func universe(spec *step.Spec) int {
-	n := spec.NTasks
-	if cpus, err := step.ParseCPUList(spec.JobCPUs); err == nil {
-		n = max(n, len(cpus)/max(1, spec.CPUsPerTask))
+	cpus := spec.JobAllCPUs
+	if list, err := step.ParseCPUList(spec.JobCPUs); err == nil && cpus == 0 {
+		cpus = len(list)
 	}
-	return n
+	return max(spec.NTasks, cpus/max(1, spec.CPUsPerTask))
 }
 
 // value is a stored pair's value. charged: its bytes count; owner is the rank of

@@ -97,6 +97,11 @@ func cpus(out *step.Spec, conf *wire.Conf, cred *wire.Cred) {
 		step_ = job
 	}
 	out.JobCPUs, out.CPUs, out.NCPUs = step.FormatCPUList(job), step.FormatCPUList(step_), len(step_)
+	for _, allocated := range cred.JobCores { // of all nodes
+		if allocated {
+			out.JobAllCPUs += threads
+		}
+	}
 }
 
 // JobNode is this node's place among the job's.

@@ -62,8 +62,8 @@ func TestOfLaunch(t *testing.T) {
 		t.Errorf("the user is %+v", s.User)
 	}
 	// Cores 0 and 1 of this node; core 1 has the abstract CPUs 2 and 3, the machine's 1 and 3.
-	if s.JobCPUs != "1,3" || s.CPUs != "1,3" || s.NCPUs != 2 {
-		t.Errorf("the job has CPUs %q, the step %q (%d)", s.JobCPUs, s.CPUs, s.NCPUs)
+	if s.JobCPUs != "1,3" || s.CPUs != "1,3" || s.NCPUs != 2 || s.JobAllCPUs != 6 {
+		t.Errorf("the job has CPUs %q and %d in all, the step %q (%d)", s.JobCPUs, s.JobAllCPUs, s.CPUs, s.NCPUs)
 	}
 	if s.Layout != nil || s.LaunchAddr != "10.0.0.9" || s.Speaker != "slurmstepd-n2" || !s.EnvComplete || s.RunDir != "/spool/stepd" {
 		t.Errorf("got layout %v, address %q, speaker %q", s.Layout, s.LaunchAddr, s.Speaker)
