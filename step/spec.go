@@ -75,7 +75,7 @@ type Spec struct {
 	MemoryMB    uint64 `json:"memory_mb,omitempty"`
 	JobMemoryMB uint64 `json:"job_memory_mb,omitempty"`
 	// JobCPUs is the job's allocation, as CPUs is the step's. JobAllCPUs counts the job's CPUs on
-	// all of its nodes; 0 stands for those of JobCPUs.
+	// all of its nodes; 0 stands for the count of JobCPUs.
 	JobCPUs    string `json:"job_cpus,omitempty"`
 	JobAllCPUs int    `json:"job_all_cpus,omitempty"`
 	// StepGres and JobGres are the step's and the job's generic resources. GresEnv are the
