@@ -16,6 +16,7 @@ import (
 	"stepd/internal/linux"
 	"stepd/internal/rmtree"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // DirName is the folder below the run directory that holds a folder for each
@@ -195,6 +196,9 @@ func (p *Plugin) showFolder() error {
 		return nil
 	}
 	host, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.job.HostPID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return launch.ErrHostGone
+	}
 	if err != nil {
 		return fmt.Errorf("cannot open the mount namespace of spankhost: %w", err)
 	}
