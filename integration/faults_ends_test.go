@@ -37,11 +37,13 @@ func (f *faultRun) ends() []faultEnd {
 		if f.at.phase == phaseEarly && f.kind.job { // unless it has started stepd meanwhile
 			return []faultEnd{lost, own}
 		}
+		// Where it has started stepd, the client may not have its reply, and gives up.
+		gone := faultEnd{[]string{"CANCELLED"}, []string{"client"}, []int{1}}
 		if f.at.phase == phaseEarly {
-			// Where it has started stepd meanwhile, the client may have given up before it was
-			// connected to that one.
-			gone := faultEnd{[]string{"CANCELLED"}, []string{"client"}, []int{1}}
 			return []faultEnd{{[]string{"FAILED", "CANCELLED"}, []string{"noded"}, []int{1}}, own, gone}
+		}
+		if f.at.name == "state STARTING" && !f.kind.job {
+			return []faultEnd{own, gone}
 		}
 		return []faultEnd{own}
 	case "stepctl":
