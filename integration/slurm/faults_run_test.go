@@ -202,7 +202,11 @@ func (f *faultRun) judge(t *testing.T) {
 	case f.hit && f.victim == "slurmstepd" && !f.kind.batch && f.at.phase != phaseEnding && f.ended.Sub(f.killed) > endsIn:
 		t.Errorf("the client ended %v after the kill", f.ended.Sub(f.killed))
 	}
-	eventually(t, faultWait, func() error {
+	patience := faultWait
+	if f.victim == "munged" {
+		patience = mungedWait
+	}
+	eventually(t, patience, func() error {
 		out, err := f.site.Command(t.Context(), "root", "scontrol", "-o", "show", "job", strconv.Itoa(f.job)).Output()
 		if err == nil && !slices.ContainsFunc(f.states(), func(s string) bool { return strings.Contains(string(out), " JobState="+s+" ") }) {
 			err = fmt.Errorf("scontrol show job: %s", out)
