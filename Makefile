@@ -210,9 +210,9 @@ container-test: deps-podman ## the image, and the black-box tests in a container
 mpi-pmi2: ## MPICH for PMI-2, in /var/cache/stepd-mpich
 	integration/mpisuite/mpich.sh
 
-mpi-suite: all mpi-pmi2 ## MPICH's own tests under mpiexec.hydra and stepctl, or with ON=srun srun on three nodes (DIRS=attr,coll)
+mpi-suite: all mpi-pmi2 ## MPICH's own tests under mpiexec.hydra and stepctl, or with ON=srun srun on three nodes (DIRS=attr,coll ARGS=-most=1m)
 	integration/mpisuite/mpich.sh suite
-	$(GO) run ./integration/mpisuite -bin $(BIN) -on $(or $(ON),stepctl) -cache $(SLURM_CACHE) $(if $(DIRS),-dirs $(DIRS))
+	$(GO) run ./integration/mpisuite -bin $(BIN) -on $(or $(ON),stepctl) -cache $(SLURM_CACHE) $(if $(DIRS),-dirs $(DIRS)) $(ARGS)
 
 .PHONY: install install-files
 install: all install-files ## into DESTDIR and PREFIX

@@ -30,7 +30,9 @@ func main() {
 	flag.StringVar(&o.release, "release", "22.05", "the release of Slurm: "+strings.Join(cluster.Releases(), ", "))
 	flag.StringVar(&o.cache, "cache", "/var/cache/stepd-slurm", "where the releases lie")
 	flag.StringVar(&o.log, "log", "build/mpi-suite.tsv", "where each test's outcome is written")
+	flag.StringVar(&o.from, "from", "", "leave out what lies before this program, as coll/nonblocking3")
 	flag.DurationVar(&o.limit, "limit", 3*time.Minute, "how long a test may take that names no limit of its own")
+	flag.DurationVar(&o.most, "most", time.Hour, "how long a test may take, whatever it names: what hydra does not end in it does not pass")
 	flag.Parse()
 	o.dirs = strings.Split(*dirs, ",")
 	if err := run(o); err != nil {
@@ -40,10 +42,11 @@ func main() {
 }
 
 type options struct {
-	bin, suite, only, log string
-	on, release, cache    string
-	dirs                  []string
-	limit                 time.Duration
+	bin, suite, log    string
+	only, from         string
+	on, release, cache string
+	dirs               []string
+	limit, most        time.Duration
 }
 
 func run(o options) error {
@@ -117,11 +120,20 @@ func (o options) tests() ([]test, error) {
 			if o.only != "" && t.program != o.only {
 				continue
 			}
+			t.limit = min(t.limit, o.most)
 			if _, err := os.Stat(filepath.Join(o.suite, dir, t.program)); err != nil && t.skip == "" {
 				t.skip = "not compiled"
 			}
 			all = append(all, t)
 		}
 	}
-	return all, nil
+	if o.from == "" {
+		return all, nil
+	}
+	for i, t := range all {
+		if t.dir+"/"+t.program == o.from {
+			return all[i:], nil
+		}
+	}
+	return nil, fmt.Errorf("cannot begin at %q: it is in no list", o.from)
 }
