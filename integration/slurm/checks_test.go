@@ -145,3 +145,40 @@ func TestChecks(t *testing.T) {
 		t.Errorf("%d checks for later releases, %d of our own", later, own)
 	}
 }
+
+// TestChecksTryEachOption: each option, variable and command that docs/slurm.md lists is tried by a
+// check, or by the test that is named here.
+func TestChecksTryEachOption(t *testing.T) {
+	elsewhere := map[string]string{
+		"ssh":    "TestRootSSH",
+		"getent": "TestNames", // of slurm/socket: the library is in no package of Debian, its requests are played
+	}
+	text, err := os.ReadFile("../../docs/slurm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "\n### Options and commands\n")
+	table, _, found := strings.Cut(table, "\n### ")
+	if !found {
+		t.Fatal("docs/slurm.md has no table of options and commands")
+	}
+	var scripts strings.Builder
+	for _, c := range readChecks(t) {
+		scripts.WriteString(c.script)
+	}
+	tried := 0
+	for _, row := range regexp.MustCompile(`(?m)^\| ([^|]*) \| (?:same|better|in part|not) \|`).FindAllStringSubmatch(table, -1) {
+		for _, option := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+			if elsewhere[option[1]] != "" {
+				continue
+			}
+			if !regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(option[1]), " ", " ?") + `(\d|\b)`).MatchString(scripts.String()) {
+				t.Errorf("docs/slurm.md lists %q, and no check has it", option[1])
+			}
+			tried++
+		}
+	}
+	if tried < 80 {
+		t.Errorf("only %d options were found", tried)
+	}
+}

@@ -2,12 +2,14 @@ package slurmstepd
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"stepd/slurm/gres"
 	"stepd/slurm/spec"
 	"stepd/slurm/wire"
+	"stepd/step"
 	"stepd/task/confine"
 	"stepd/task/device"
 )
@@ -30,6 +32,11 @@ func (d *daemon) planGres(constrained bool) (confine.Denied, error) {
 		if _, err := device.Stat(path); err != nil { // the step runs, as under Slurm's own
 			d.gres.Lines = append(d.gres.Lines, fmt.Sprintf("%s: error: gres: %v; slurmd has found it when it started", d.spec.Speaker, err))
 		}
+	}
+	// Slurm's own line where no vendor's library is there to set them.
+	isGPU := func(g step.GresAlloc) bool { return g.Name == "gpu" }
+	if l := d.stream.Launch; l != nil && l.GresFreq != "" && slices.ContainsFunc(d.spec.StepGres, isGPU) {
+		d.gres.Lines = append(d.gres.Lines, "GpuFreq=control_disabled")
 	}
 	return confine.Denied{Job: plan.JobDenied, Step: plan.StepDenied, Tasks: plan.TaskDenied}, nil
 }
