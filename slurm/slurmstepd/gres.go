@@ -33,7 +33,7 @@ func (d *daemon) planGres(constrained bool) (confine.Denied, error) {
 			d.gres.Lines = append(d.gres.Lines, fmt.Sprintf("%s: error: gres: %v; slurmd has found it when it started", d.spec.Speaker, err))
 		}
 	}
-	// Slurm's own line where no vendor's library is there to set them.
+	// Slurm's own line where no library of the vendor sets them.
 	isGPU := func(g step.GresAlloc) bool { return g.Name == "gpu" }
 	if l := d.stream.Launch; l != nil && l.GresFreq != "" && slices.ContainsFunc(d.spec.StepGres, isGPU) {
 		d.gres.Lines = append(d.gres.Lines, "GpuFreq=control_disabled")
