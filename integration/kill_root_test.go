@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,14 +23,14 @@ exit 3
 `
 
 // startStubborn starts a step of two such tasks and waits until all is up.
-func startStubborn(t *testing.T, n *node) (*process, stepDoc) {
+func startStubborn(t *testing.T, n *node, options ...string) (*process, stepDoc) {
 	t.Helper()
 	for _, name := range []string{"go", "up.0", "up.1"} {
 		if err := os.Remove(filepath.Join(n.wd, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			t.Fatal(err)
 		}
 	}
-	p := n.start(t, call{args: []string{"run", "-n", "2", "-J", "stubborn", "sh", "-c", stubborn}})
+	p := n.start(t, call{args: slices.Concat([]string{"run", "-n", "2", "-J", "stubborn"}, options, []string{"sh", "-c", stubborn})})
 	step := n.runs(t, "stubborn")
 	eventually(t, callTimeout, "the tasks' daemons", func() error {
 		for _, name := range []string{"up.0", "up.1"} {

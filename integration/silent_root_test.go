@@ -93,3 +93,23 @@ func TestRootStepdSilent(t *testing.T) {
 	}
 	n.serves(t)
 }
+
+// TestRootStepdSilentOverTime: a step whose stepd is stopped ends by its time limit, with all of its
+// processes.
+func TestRootStepdSilentOverTime(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Slurm: "UnkillableStepTimeout=1\nKillWait=1\n"})
+	p, step := startStubborn(t, n, "--time=0:05")
+	stopStepd(t, step)
+	doc := n.ended(t, step.id())
+	reason := fmt.Sprintf("its time limit of 5s has come (--time); stepd (pid %d) did not answer for 10s and was killed", step.StepdPID)
+	if doc.State != "TIMEOUT" || doc.Reason != reason {
+		t.Errorf("the record: %s %q, want TIMEOUT %q", doc.State, doc.Reason, reason)
+	}
+	if r := p.wait(t); r.code == 0 {
+		t.Errorf("the client: %v", r)
+	}
+	n.idle(t)
+	n.checkClean(t)
+	n.serves(t)
+}

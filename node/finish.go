@@ -24,8 +24,8 @@ func (f *follower) finish() {
 // conclude settles the step, where that is not done, for this end of stepd's, and cleans up.
 func conclude(f *follower, ending string) {
 	state := step.Failed
-	if f.unanswered != "" {
-		ending, state = f.unanswered, step.Cancelled
+	if f.unanswered.state != "" {
+		ending, state = f.unanswered.reason, f.unanswered.state
 	}
 	if !f.is(stepSettled) {
 		f.settleWithout(ending, state)

@@ -38,10 +38,10 @@ type follower struct {
 	// then that it is not of this release, "" where it is.
 	known, launched bool
 	foreign         string
-	// unanswered is why the loop has killed a stepd that did not answer, "" if it did not; doomed
-	// tells the loop to do so (endSilent).
-	unanswered string
-	doomed     chan string
+	// unanswered is why the loop has killed a stepd that did not answer, zero if it did not;
+	// doomed tells the loop to do so (silent.go).
+	unanswered unanswered
+	doomed     chan unanswered
 
 	mu    sync.Mutex
 	rec   step.Record // guarded by mu; only the owner changes it
@@ -141,7 +141,7 @@ const (
 func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
 	met, moved, stored := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	return &follower{
-		doomed: make(chan string, 1), // size 1: the loop may have ended
+		doomed: make(chan unanswered, 2), // size 2: a cancel and the time limit; the loop may have ended
 		stored: stored, storedIs: sync.OnceFunc(func() { close(stored) }),
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
@@ -158,13 +158,16 @@ func (f *follower) begin(p *child.Process, c *stepapi.Conn) {
 	}
 	f.mu.Lock()
 	f.moveLocked(stepFollowed)
-	suspendBy, orphaned := f.suspendBy, f.orphaned
+	suspendBy, orphaned, limited := f.suspendBy, f.orphaned, f.rec.TimeLimitS > 0
 	f.mu.Unlock()
 	f.update(func(rec *step.Record) {
 		f.known = rec.StepdPID == p.PID && rec.StepdStart == p.Start && rec.BootID == f.n.boot
 		rec.StepdPID, rec.StepdStart, rec.BootID = p.PID, p.Start, f.n.boot
 	})
 	f.n.work.Go(f.follow)
+	if limited {
+		f.n.work.Go(func() { watchLimit(f) })
+	}
 	if orphaned {
 		f.n.work.Go(func() { f.link.send(&stepapi.Msg{Type: stepapi.TypeLauncherLost}) })
 	}

@@ -8,10 +8,22 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/internal/child"
+	"stepd/step"
 )
 
 // errSilent is wrapped where stepd does not answer.
 var errSilent = errors.New("stepd does not answer")
+
+// unanswered is the end of a step whose stepd was killed since it did not answer.
+type unanswered struct {
+	state  step.State
+	reason string
+}
+
+// doom has the loop kill stepd, which has not answered for so long.
+func doom(f *follower, state step.State, reason string, silent time.Duration) {
+	f.doomed <- unanswered{state, fmt.Sprintf("%s; stepd (pid %d) did not answer for %v and was killed", reason, f.record().StepdPID, silent)}
+}
 
 // endSilent ends a step whose stepd does not answer a request to end it: it is stopped, frozen or
 // stuck. noded asks on for as long as processes may take to die (UnkillableStepTimeout), and then
@@ -35,7 +47,7 @@ func endSilent(f *follower, reason string) (note string) {
 		defer stop()
 		_, err := askWithin(ctx, f, &stepapi.Msg{Type: stepapi.TypeCancel, Text: reason}, patience)
 		if errors.Is(err, errSilent) {
-			f.doomed <- fmt.Sprintf("%s; stepd (pid %d) did not answer for %v and was killed", reason, f.record().StepdPID, patience)
+			doom(f, step.Cancelled, reason, patience)
 			return
 		}
 		f.mu.Lock()
@@ -43,4 +55,43 @@ func endSilent(f *follower, reason string) (note string) {
 		f.mu.Unlock()
 	})
 	return note
+}
+
+// watchLimit ends a step that has outlived its time limit where its stepd, which counts it, does
+// not answer. It asks when a stepd that works must have ended the step, and again after each such
+// time where it answers, in a plugin's hook perhaps. No clock that is set meanwhile counts.
+func watchLimit(f *follower) {
+	ctx, stop := child.Until(context.Background(), context.Canceled, f.ended, f.n.stopping)
+	defer stop()
+	rec := f.record()
+	limit, grace := time.Duration(rec.TimeLimitS)*time.Second, f.n.reg.killWait+f.n.cfg.unkillable
+	began, suspended, moved := time.Now(), 0.0, f.moved
+	if !f.launched {
+		began = began.Add(-max(0, time.Since(rec.Submitted)))
+	}
+	for left := time.Until(began.Add(limit + grace)); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-moved: // the tasks have been started: their time counts
+			moved, rec = nil, f.record()
+			ran, _ := rec.Ran(time.Now())
+			began, suspended = time.Now().Add(-ran), rec.SuspendedSeconds
+		case <-time.After(left):
+			rec = f.record()
+		}
+		left = limit + grace - time.Since(began) + time.Duration((rec.SuspendedSeconds-suspended)*float64(time.Second))
+		if rec.Suspended != nil {
+			left = max(left, grace)
+		}
+		if left > 0 {
+			continue
+		}
+		if _, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeStat}); errors.Is(err, errSilent) {
+			f.log.Warnf("stepd does not answer after the step's time limit of %v: it is killed with its step", limit)
+			doom(f, step.Timeout, fmt.Sprintf("its time limit of %v has come (--time)", limit), f.n.askMax)
+			return
+		}
+		left = grace
+	}
 }

@@ -51,6 +51,34 @@ func TestSilentStepd(t *testing.T) {
 	tn.idle()
 }
 
+// TestSilentOverTime: a step whose stepd does not answer ends by its time limit all the same, and
+// one whose stepd answers is left to it.
+func TestSilentOverTime(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.unkillable = 30 * time.Millisecond })
+	t.Cleanup(func() { tn.stop() })
+	tn.reg.killWait, tn.askMax = 0, time.Second
+	limited := func(command ...string) step.ID {
+		req := request(command...)
+		req.TimeLimitS = 1
+		return tn.run(1000, req)
+	}
+	answers, silent := limited("wait"), limited("silent")
+	tn.until(answers, step.Running)
+	rec := tn.wait(silent)
+	want := fmt.Sprintf("its time limit of 1s has come (--time); stepd (pid %d) did not answer for 1s and was killed", rec.StepdPID)
+	if rec.State != step.Timeout || rec.Reason != want {
+		t.Errorf("step %s: %s %q, want %q", silent, rec.State, rec.Reason, want)
+	}
+	if rec := tn.reg.follower(answers).record(); rec.State != step.Running {
+		t.Errorf("step %s, whose stepd answers: %s %q", answers, rec.State, rec.Reason)
+	}
+	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(answers)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(answers)
+	tn.idle()
+}
+
 // TestSilentForEver: one that SIGKILL does not end, since it is frozen by cgroup v1, keeps neither
 // its step nor its job.
 func TestSilentForEver(t *testing.T) {
