@@ -140,7 +140,7 @@ func (n *node) restartWith(t testing.TB, more string) {
 // has no effect.
 func TestRootPrologFailures(t *testing.T) {
 	waits(t)
-	n := startNode(t, site{Stepd: "HookTimeout=1\n"})
+	n := startNode(t, site{Slurm: "UnkillableStepTimeout=1\n", Stepd: "HookTimeout=2\n"})
 	so, marks := buildClient(t, n), n.markFile(t)
 	other := n.path("other.so")
 	must(t, os.Link(so, other))
@@ -155,7 +155,8 @@ func TestRootPrologFailures(t *testing.T) {
 	rows := []row{
 		{"required", "job_prolog", "rc=-1", 182, failed("job_prolog", "failed with rc=-1")},
 		{"required", "job_prolog", "segv", 182, failed("job_prolog", "killed by SIGSEGV")},
-		{"required", "job_prolog", "hang", 182, failed("job_prolog", "did not return within 1s")},
+		{"required", "job_prolog", "hang", 182, failed("job_prolog", "did not return within 2s")},
+		{"required", "job_prolog", "stop", 182, failed("job_prolog", "was stopped, and did not go on within 1s (UnkillableStepTimeout in slurm.conf)")},
 		{"required", "job_prolog", "closefds", 182, failed("job_prolog", "closed descriptors of the process that called it")},
 		{"required", "job_prolog", "rc=1", 182, failed("job_prolog", "failed with rc=1")},
 		{"required", "job_prolog", "rc=3000", 182, failed("job_prolog", "failed with rc=3000")},
@@ -164,7 +165,7 @@ func TestRootPrologFailures(t *testing.T) {
 		{"required", "job_epilog", "rc=-1", 0, failed("job_epilog", "failed with rc=-1")},
 		{"required", "job_epilog", "rc=1", 0, failed("job_epilog", "failed with rc=1")},
 		{"required", "job_epilog", "exit", 0, failed("job_epilog", "called exit(0)")},
-		{"required", "job_epilog", "hang", 0, failed("job_epilog", "did not return within 1s")},
+		{"required", "job_epilog", "hang", 0, failed("job_epilog", "did not return within 2s")},
 		{"optional", "job_epilog", "rc=-1", 0, ""},
 		{"optional", "job_epilog", "closefds", 0, ""},
 		{"optional", "job_epilog", "segv", 0, ""},

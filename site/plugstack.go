@@ -365,7 +365,7 @@ func openSlurmd(s *Site, conf step.SpankConf, stack spank.Stack, log *logrus.Log
 		Program: spankhost, Context: spank.ContextSlurmd, Stack: stack, AllowReleases: conf.AllowReleases,
 		Daemon: child.Environ(), Env: env, NodeName: s.conf.Node.Name,
 		Files:       files,
-		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, Log: d.hear,
+		HookTimeout: time.Duration(conf.HookTimeoutS) * time.Second, StopTimeout: s.conf.UnkillableStepTimeout, Log: d.hear,
 	})
 	for _, p := range problems {
 		log.Warn(p)

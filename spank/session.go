@@ -45,6 +45,9 @@ type SessionConfig struct {
 	Files [3]*os.File
 	// HookTimeout bounds each hook; 0 is no bound.
 	HookTimeout time.Duration
+	// StopTimeout bounds how long the host may stand still, stopped by a signal, while a call
+	// of a method waits for it; 0 is no bound.
+	StopTimeout time.Duration
 	// Log hears what plugins and the host say, one record at a time, from any
 	// goroutine until Close; with nil the records are dropped.
 	Log func(launch.HostRecord)
@@ -168,40 +171,50 @@ func (s *Session) blob() ([]byte, error) {
 	return w.B, nil
 }
 
-// watched makes one call to the host, bounds its hooks, and explains its end.
+// watched makes one call to the host, bounds its hooks and its standing still, and explains its end.
 func (s *Session) watched(call func() error) error {
-	if s.cfg.HookTimeout > 0 {
-		stop := make(chan struct{})
+	if s.cfg.HookTimeout > 0 || s.cfg.StopTimeout > 0 {
+		done := make(chan struct{})
 		var wg sync.WaitGroup
-		wg.Go(func() { s.bound(stop) })
+		wg.Go(func() { s.bound(done) })
 		defer wg.Wait()
-		defer close(stop)
+		defer close(done)
 	}
 	return s.explain(call())
 }
 
-// bound kills the host when a hook overruns its time. A hook begins without a
-// system call: the board has the time.
-func (s *Session) bound(stop <-chan struct{}) {
-	timer := time.NewTimer(s.cfg.HookTimeout)
-	defer timer.Stop()
+// bound kills the host when a hook overruns its time, or when the host is stopped for too long. A
+// hook begins without a system call: the board has the time.
+func (s *Session) bound(done <-chan struct{}) {
+	var hook <-chan time.Time
+	if s.cfg.HookTimeout > 0 {
+		hook = time.After(s.cfg.HookTimeout)
+	}
+	stops := linux.NewStopWatch(s.cfg.StopTimeout, func() bool { return s.cfg.StopTimeout > 0 && linux.ChildStopped(s.host.PID()) })
+	defer stops.End()
+	stops.Look()
 	for {
 		select {
-		case <-stop:
+		case <-done:
 			return
-		case <-timer.C:
+		case <-stops.MayBe:
+			stops.Look()
+		case <-stops.Late:
+			if stops.Over() {
+				s.Kill(fmt.Sprintf("was stopped, and did not go on within %v (UnkillableStepTimeout in slurm.conf)", s.cfg.StopTimeout))
+				return
+			}
+		case <-hook:
+			left := s.cfg.HookTimeout
+			if w := s.host.Where(-1); w.InHook() {
+				left -= linux.Uptime() - time.Duration(w.SinceNS)
+			}
+			if left <= 0 {
+				s.Kill(fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", s.cfg.HookTimeout))
+				return
+			}
+			hook = time.After(left)
 		}
-		w := s.host.Where(-1)
-		if !w.InHook() {
-			timer.Reset(s.cfg.HookTimeout)
-			continue
-		}
-		left := s.cfg.HookTimeout - (linux.Uptime() - time.Duration(w.SinceNS))
-		if left <= 0 {
-			s.Kill(fmt.Sprintf("did not return within %v (HookTimeout in stepd.conf)", s.cfg.HookTimeout))
-			return
-		}
-		timer.Reset(left)
 	}
 }
 
@@ -286,8 +299,9 @@ func (s *Session) Doing() (plugin, hook string, since time.Duration, in bool) {
 // and waits for it and for its last words. What goes wrong there is told to the log.
 func (s *Session) Close() error {
 	if !s.asked && s.Ending() == nil {
-		if hook, ok := errors.AsType[*launch.HookError](s.exit()); ok && hook.RC == nil {
-			s.host.tell(launch.HostRecord{Level: launch.LogError, LocalID: -1, Text: hook.Error()})
+		err := s.exit()
+		if hook, ok := errors.AsType[*launch.HookError](err); err != nil && (!ok || hook.RC == nil) {
+			s.host.tell(launch.HostRecord{Level: launch.LogError, LocalID: -1, Text: err.Error()})
 		}
 	}
 	s.stop()

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
@@ -274,6 +276,56 @@ func TestSessionEndedByContext(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	finish(t, s)
+}
+
+// TestSessionStopped: a host that is stopped, between hooks or by one, is ended, and what waits for
+// it says so; one that goes on is left alone.
+func TestSessionStopped(t *testing.T) {
+	const late = "was stopped, and did not go on within 100ms (UnkillableStepTimeout in slurm.conf)"
+	so := sessionPlugin(t)
+	stopped := func(h *heard, limit time.Duration, args ...string) *Session {
+		s, _, err := Open(t.Context(), SessionConfig{
+			Program: hostProgram(t), Context: ContextSlurmd, StopTimeout: limit, Log: h.log,
+			Stack: Stack{Plugins: []Plugin{{Path: so, Required: true, Args: args}}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	signal := func(s *Session, sig unix.Signal) {
+		if err := unix.Kill(s.host.PID(), sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := &heard{}
+	s := stopped(h, 100*time.Millisecond)
+	if _, err := s.Init(); err != nil {
+		t.Fatal(err)
+	}
+	signal(s, unix.SIGSTOP)
+	finish(t, s)
+	if want := fmt.Sprintf("spankhost (slurmd context, pid %d): %s", s.host.PID(), late); !slices.Contains(h.all(), want) {
+		t.Errorf("closed between hooks: %q, want %q", h.all(), want)
+	}
+
+	s = stopped(&heard{}, 100*time.Millisecond, "init=stop")
+	if _, err := s.Init(); err == nil || !strings.HasSuffix(err.Error(), "slurm_spank_init: "+late) {
+		t.Errorf("stopped by a hook: %v", err)
+	}
+	finish(t, s)
+
+	h = &heard{}
+	s = stopped(h, time.Hour)
+	signal(s, unix.SIGSTOP)
+	time.AfterFunc(50*time.Millisecond, func() { signal(s, unix.SIGCONT) })
+	if _, err := s.Init(); err != nil {
+		t.Errorf("a host that goes on: %v", err)
+	}
+	finish(t, s)
+	if said := h.all(); len(said) != 1 || !strings.HasPrefix(said[0], "init ctx=4") {
+		t.Errorf("a host that goes on: %q", said)
+	}
 }
 
 func TestSessionMissingPlugin(t *testing.T) {

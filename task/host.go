@@ -395,7 +395,7 @@ func (h *hostProcess) guard() (stop func()) {
 		w := newHookWatch(h.plan.Spec.Spank.HookTimeoutS)
 		defer func() { w.stop() }()
 		stops := newStopWatch(h)
-		defer stops.end()
+		defer stops.End()
 		stops.look()
 		cancelled := h.causes.cancelled
 		var late <-chan time.Time
@@ -405,9 +405,9 @@ func (h *hostProcess) guard() (stop func()) {
 				return
 			case <-w.c:
 				w.checkHost(h)
-			case <-stops.mayBe:
+			case <-stops.MayBe:
 				stops.look()
-			case <-stops.late:
+			case <-stops.Late:
 				stops.kill()
 			case <-cancelled:
 				cancelled = nil

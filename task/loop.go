@@ -82,7 +82,7 @@ func (l *loop) stop() {
 	l.limit.stop()
 	l.kill.stop()
 	l.hooks.stop()
-	l.stops.end()
+	l.stops.End()
 	l.halt()
 	l.helpers.Wait()
 	l.settle.Stop()
@@ -130,12 +130,12 @@ func (l *loop) next() error {
 	case <-l.settle.C:
 		l.due = false
 		l.helpers.Go(l.host.evict)
-	case <-l.stops.mayBe:
+	case <-l.stops.MayBe:
 		l.mayBeStopped()
 	case <-l.unheard:
 		l.unheard = nil
 		l.stops.look()
-	case <-l.stops.late:
+	case <-l.stops.Late:
 		l.stops.kill()
 	case <-l.cancelled:
 		l.cancelled = nil

@@ -3,10 +3,6 @@ package task
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,40 +10,27 @@ import (
 )
 
 // stopWatch notices that the host is stopped: root has sent it a signal, or a plugin has raised
-// one. The kernel tells it by SIGCHLD. A host for which stepd waits, in a hook or between hooks, is
-// killed where it has not gone on within UnkillableStepTimeout. One that a debugger holds is not
-// stopped for its parent (waitid(2), ptrace(2)).
+// one. A host for which stepd waits, in a hook or between hooks, is killed where it has not gone on
+// within UnkillableStepTimeout.
 type stopWatch struct {
+	*linux.StopWatch
 	host *hostProcess
-	// mayBe is sent when the host may have been stopped, or have gone on.
-	mayBe chan os.Signal
-	// late is sent when it has been stopped for too long; nil while it is not stopped.
-	late <-chan time.Time
 }
 
 func newStopWatch(h *hostProcess) *stopWatch {
-	w := &stopWatch{host: h, mayBe: make(chan os.Signal, 1)} // size 1: a look sees all
-	signal.Notify(w.mayBe, syscall.SIGCHLD)
-	return w
+	return &stopWatch{linux.NewStopWatch(h.budget.limit(), h.isStopped), h}
 }
 
-func (w *stopWatch) end() { signal.Stop(w.mayBe) }
-
-// look begins to count where the host is stopped, and ends it where it is not any more.
+// look is Look, and says that the time begins.
 func (w *stopWatch) look() {
-	switch stopped := w.host.isStopped(); {
-	case !stopped:
-		w.late = nil
-	case w.late == nil:
-		w.late = time.After(w.host.budget.limit())
+	if w.Look() {
 		w.host.messages.log(fmt.Sprintf("spankhost (pid %d) is stopped: it is killed, unless it goes on within %v (UnkillableStepTimeout)", w.host.PID(), w.host.budget.limit()))
 	}
 }
 
 // kill ends a host that is stopped still.
 func (w *stopWatch) kill() {
-	w.late = nil
-	if w.host.isStopped() {
+	if w.Over() {
 		w.host.blame(fmt.Sprintf("was stopped, and did not go on within %v (UnkillableStepTimeout in slurm.conf)", w.host.budget.limit()))
 		w.host.Kill()
 	}

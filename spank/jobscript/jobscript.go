@@ -100,6 +100,7 @@ func (c *Config) call(stack spank.Stack, res *Result, whole bool) error {
 		Stack: stack, AllowReleases: c.Job.Spank.AllowReleases, Daemon: os.Environ(), Env: c.Env, JobControl: c.JobControl,
 		Job: c.Job, JobState: c.State, NodeName: c.Job.NodeName, User: c.Job.User,
 		HookTimeout: time.Duration(c.Job.Spank.HookTimeoutS) * time.Second,
+		StopTimeout: time.Duration(c.Job.UnkillableS) * time.Second,
 		Log:         func(r launch.HostRecord) { c.Log(r.Level, r.Line()) },
 	})
 	for _, p := range problems {

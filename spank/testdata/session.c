@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Says in every hook where it is, and does what its arguments order:
- * HOOK=rc:N, HOOK=segv, HOOK=hang, HOOK=exit.
+ * HOOK=rc:N, HOOK=segv, HOOK=hang, HOOK=exit, HOOK=stop.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -53,6 +53,8 @@ static int visit(spank_t sp, const char *hook, int ac, char **av)
 			return atoi(av[i] + n + 4);
 		if (strcmp(av[i] + n + 1, "segv") == 0)
 			raise(SIGSEGV);
+		if (strcmp(av[i] + n + 1, "stop") == 0)
+			raise(SIGSTOP);
 		if (strcmp(av[i] + n + 1, "exit") == 0)
 			exit(3);
 		while (strcmp(av[i] + n + 1, "hang") == 0)
