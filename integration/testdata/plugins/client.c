@@ -2,7 +2,7 @@
  *
  * A plugin of both sides, with options. Arguments of its plugstack line:
  *
- *   ctx=N hook=NAME do=WHAT   misbehave there: rc=N, segv, abort, exit, hang, daemon, closefds
+ *   ctx=N hook=NAME do=WHAT   misbehave there: rc=N, segv, abort, exit, hang, stop, daemon, closefds
  *   side=local|remote         offer the option --one on this side only
  *   alike=1                   offer --a-like and --a_like
  *   odd=1                     offer what cannot be one
@@ -105,6 +105,8 @@ static void misbehave(const char *what)
 	} else if (strcmp(what, "hang") == 0) {
 		for (;;)
 			pause();
+	} else if (strcmp(what, "stop") == 0) {
+		raise(SIGSTOP);
 	} else if (strcmp(what, "closefds") == 0) {
 		close_range(3, ~0U, 0);
 	} else if (strcmp(what, "daemon") == 0 && fork() == 0) {
