@@ -259,12 +259,19 @@ type Refusal struct {
 // Node is the node document of `node status --json` (docs/json.md): noded writes it, its
 // clients read it. Fields may be added, none goes. The zero value is no node.
 type Node struct {
-	Name        string `json:"name"`
-	State       string `json:"state"`
-	Reason      string `json:"reason"`
-	CPUs        int    `json:"cpus"`
-	FreeCPUs    int    `json:"free_cpus"`
-	MemoryBytes uint64 `json:"memory_bytes"`
+	Name   string `json:"name"`
+	State  string `json:"state"`
+	Reason string `json:"reason"`
+	// DrainedSince is when the node was drained with this reason, null where it is not, or where an
+	// older noded drained it; DrainedBy is "noded", or "root" and what is known of the login.
+	DrainedSince *time.Time `json:"drained_since"`
+	DrainedBy    string     `json:"drained_by"`
+	CPUs         int        `json:"cpus"`
+	FreeCPUs     int        `json:"free_cpus"`
+	MemoryBytes  uint64     `json:"memory_bytes"`
+	// UsableMB is the memory that jobs can have together, in MB: without MemSpecLimit, and not
+	// above the limit of noded's cgroup.
+	UsableMB uint64 `json:"memory_usable_mb"`
 	// UsedMB is the memory that jobs were given, in MB.
 	UsedMB    uint64         `json:"memory_used_mb"`
 	Gres      []NodeGres     `json:"gres"`
@@ -272,6 +279,8 @@ type Node struct {
 	Container string         `json:"container"`
 	Fallbacks []NodeFallback `json:"fallbacks"`
 	Jobs      []NodeJob      `json:"jobs"`
+	// Waiting are the requests that wait for a place (--immediate), the next one of each line first.
+	Waiting []NodeWaiting `json:"waiting"`
 	// Unkillable are steps of which processes are left that SIGKILL does not end.
 	Unkillable []NodeUnkillable `json:"unkillable"`
 	// Daemon is noded itself.
@@ -303,6 +312,26 @@ type NodeJob struct {
 	MemoryMB *uint64  `json:"memory_mb"`
 	Gres     string   `json:"gres"`
 	Steps    []uint32 `json:"steps"`
+	// State is RUNNING, or COMPLETING where the job takes no steps any more; "" of an older noded.
+	State string `json:"state"`
+	// Doing is "prolog" or "epilog" while the job's runs, else "".
+	Doing string `json:"doing"`
+	// Started is when the job got its place, null where an older noded made it.
+	Started *time.Time `json:"start_time"`
+	NTasks  int        `json:"ntasks"`
+}
+
+// NodeWaiting is a request that waits for a place.
+type NodeWaiting struct {
+	UID    uint32 `json:"uid"`
+	User   string `json:"user"`
+	Name   string `json:"name"`
+	NTasks int    `json:"ntasks"`
+	// JobID is the job whose CPUs a step waits for, null where the request waits for the node's.
+	JobID *uint32   `json:"job_id"`
+	Since time.Time `json:"since"`
+	// For completes "waiting for".
+	For string `json:"for"`
 }
 
 // NodeUnkillable is a step with processes that SIGKILL does not end.

@@ -46,11 +46,17 @@ stepctl run -n1 sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID'
 stepctl run -n3 sh -c 'echo $SLURM_NTASKS $SLURM_JOB_ID.$SLURM_STEP_ID'
 stepctl run -n4 true; echo $?
 stepctl node status --json
+stepctl ps; stepctl ps 1; stepctl ps 1.0
 exit 5`}, env: append(n.withStepctl(), "SLURM_STEP_ID=7", "SLURM_STEPID=7")})
 	if r.code != 5 || !strings.HasPrefix(r.out, "1.0\n3 1.1\n3 1.1\n3 1.1\n1\n") {
 		t.Errorf("got %v", r)
 	}
 	contains(t, "node status inside", r.out, `"name":"work"`, `"origin":"alloc"`, `"cpus":"0-2"`, `"state":"ALLOCATED"`)
+	for listed, want := range map[string]int{"\n1     work  ": 2, "(allocation, CPUs 0-2)": 2, "\n1.0   ": 2, "\n1.1   ": 1} {
+		if strings.Count(r.out, listed) != want {
+			t.Errorf("ps lists %q %d times, want %d:\n%s", listed, strings.Count(r.out, listed), want, r.out)
+		}
+	}
 	contains(t, "stderr", r.err, "needs 4 CPUs in job 1, which has 3 CPUs")
 	// Release has answered: nothing is left.
 	if doc := n.status(t); len(doc.Jobs) != 0 || doc.State != "IDLE" {

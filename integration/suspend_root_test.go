@@ -151,7 +151,7 @@ func TestRootSuspend(t *testing.T) {
 		t.Errorf("suspended: %+v", doc)
 	}
 	contains(t, "ps", n.ctl(t, "ps").out, "SUSPENDED")
-	contains(t, "show", n.ctl(t, "show", id).out, "SUSPENDED", "suspended  since")
+	contains(t, "show", n.ctl(t, "show", id).out, "SUSPENDED", "suspended since")
 	refused(t, "a signal", n.ctl(t, "signal", id), "the step is suspended")
 	refused(t, "another user's resume", n.do(t, call{args: []string{"resume", id}, uid: 7002}), "permission denied")
 	ok(t, "resume", n.ctl(t, "resume", id))

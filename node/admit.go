@@ -51,7 +51,9 @@ type seeker struct {
 	r      *registry
 	req    *step.Request
 	uid    uint32
+	user   string // uid's name
 	asRoot bool
+	since  time.Time
 	// patient requests wait in a line; last is that the time of one is over, and that what
 	// blocks it is to be said.
 	patient, last bool
@@ -64,14 +66,14 @@ type seeker struct {
 // is to cost little.
 var errTurn = errors.New("others come first")
 
-func (r *registry) seek(req *step.Request, uid uint32, asRoot bool) *seeker {
-	return &seeker{r: r, req: req, uid: uid, asRoot: asRoot}
+func (r *registry) seek(req *step.Request, user step.User, asRoot bool) *seeker {
+	return &seeker{r: r, req: req, uid: user.UID, user: user.Name, asRoot: asRoot, since: time.Now()}
 }
 
 // admit finds a place for a request that waits as long as it says. Errors are answers to the
 // client, and nothing is taken then.
-func (r *registry) admit(ctx context.Context, req *step.Request, uid uint32, asRoot bool) (*admission, error) {
-	s := r.seek(req, uid, asRoot)
+func (r *registry) admit(ctx context.Context, req *step.Request, user step.User, asRoot bool) (*admission, error) {
+	s := r.seek(req, user, asRoot)
 	if req.ImmediateS == nil || *req.ImmediateS == 0 {
 		return s.now(ctx)
 	}
@@ -332,6 +334,43 @@ func (s *seeker) takeOfJob(j *job) (sh selection.Share, waits bool, err error) {
 		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(s.req.Gres), j.ID))
 	}
 	return sh, waits, err
+}
+
+// waitingLocked lists the requests that wait, those for jobs of their own first.
+func (r *registry) waitingLocked() []api.NodeWaiting {
+	docs := []api.NodeWaiting{}
+	for i, s := range r.line {
+		docs = append(docs, s.doc(i))
+	}
+	for _, id := range slices.Sorted(maps.Keys(r.jobs)) {
+		for i, s := range r.jobs[id].line {
+			docs = append(docs, s.doc(i))
+		}
+	}
+	return docs
+}
+
+// doc describes a request that waits, so many others before it.
+func (s *seeker) doc(ahead int) api.NodeWaiting {
+	d := api.NodeWaiting{UID: s.uid, User: s.user, Name: s.req.Name, NTasks: s.req.NTasks, JobID: s.req.Job, Since: s.since}
+	switch {
+	case ahead > 0:
+		d.For = fmt.Sprintf("its turn: %s before it", waitBefore(ahead))
+	case s.req.Job == nil:
+		if _, _, err := s.r.has.Clone().Take(s.req); err != nil {
+			d.For = "room: " + strings.TrimPrefix(err.Error(), "the step does not fit: ") + s.r.freeOn(s.req)
+		}
+	case s.r.jobs[*s.req.Job].Suspended != nil:
+		d.For = fmt.Sprintf("the resume of job %d", *s.req.Job)
+	default:
+		j := s.r.jobs[*s.req.Job]
+		want := j.left.Wanted(s.req)
+		d.For = fmt.Sprintf("%s of job %d%s", selection.CountCPUs(want), j.ID, s.r.freeIn(j, want-j.left.FreeAlone()))
+		if gres := srunopt.FormatGres(s.req.Gres); want <= j.left.FreeAlone() && gres != "" {
+			d.For = fmt.Sprintf("%s of job %d", gres, j.ID)
+		}
+	}
+	return d
 }
 
 // busyIn refuses a step that would fit in its job if it waited, and says what for.

@@ -36,8 +36,8 @@ func TestStepDrains(t *testing.T) {
 	if rec.State != step.Failed || rec.Drain != "first reason" {
 		t.Errorf("record %+v", rec)
 	}
-	if d := tn.doc(); d.State != "DRAINING" || d.Reason != "first reason" {
-		t.Errorf("node %s %q", d.State, d.Reason)
+	if d := tn.doc(); d.State != "DRAINING" || d.Reason != "first reason" || d.DrainedBy != "noded" || d.DrainedSince == nil {
+		t.Errorf("node %s %q, drained by %q since %v", d.State, d.Reason, d.DrainedBy, d.DrainedSince)
 	}
 	_, err := tn.svc.Run(as(1000), runRequest(request("exit", "0")))
 	if api.CodeOf(err) != api.FailedPrecondition || !strings.Contains(err.Error(), "first reason") {
@@ -95,7 +95,7 @@ func TestDrainReason(t *testing.T) {
 	tn.stop()
 	tn = start(t, dir, lacking)
 	defer tn.stop()
-	if d := tn.doc(); d.Reason != "disk" {
-		t.Errorf("reason %q", d.Reason)
+	if d := tn.doc(); d.Reason != "disk" || !strings.HasPrefix(d.DrainedBy, "root") || d.DrainedSince == nil {
+		t.Errorf("reason %q, drained by %q since %v", d.Reason, d.DrainedBy, d.DrainedSince)
 	}
 }

@@ -100,6 +100,19 @@ func (j *job) doc() api.NodeJob {
 	d := api.NodeJob{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
 		CPUs: step.FormatCPUList(j.cpus), Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{},
+		State: string(step.Running), NTasks: j.NTasks,
+	}
+	switch {
+	case j.scripts.InProlog():
+		d.Doing = "prolog"
+	case j.ends():
+		d.State = string(step.Completing)
+	}
+	if j.phase == jobIdle {
+		d.Doing = "epilog"
+	}
+	if !j.Started.IsZero() {
+		d.Started = &j.Started
 	}
 	if j.Suspended != nil {
 		d.Suspended = &j.Suspended.Since

@@ -228,6 +228,7 @@ type usage struct {
 	usedMB  uint64
 	gres    []api.NodeGres
 	jobs    []api.NodeJob
+	waiting []api.NodeWaiting
 }
 
 func (r *registry) usage() usage {
@@ -245,6 +246,7 @@ func (r *registry) usage() usage {
 		u.jobs = append(u.jobs, d)
 	}
 	slices.SortFunc(u.jobs, func(a, b api.NodeJob) int { return cmp.Compare(a.ID, b.ID) })
+	u.waiting = r.waitingLocked()
 	return u
 }
 

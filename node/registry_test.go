@@ -21,7 +21,7 @@ func admit(r *registry, uid uint32, change func(*step.Request)) (*admission, err
 	if change != nil {
 		change(&req)
 	}
-	return r.admit(context.Background(), &req, uid, uid == 0)
+	return r.admit(context.Background(), &req, step.User{UID: uid}, uid == 0)
 }
 
 // openJob makes a running job of uid with its step 0.
@@ -117,7 +117,7 @@ func TestAdmitWaits(t *testing.T) {
 	cancel() // the waiting request notices that
 	req := request("x")
 	req.NTasks = 2
-	if _, err := r.admit(ctx, &req, 1001, false); api.CodeOf(err) != api.ResourceExhausted {
+	if _, err := r.admit(ctx, &req, step.User{UID: 1001}, false); api.CodeOf(err) != api.ResourceExhausted {
 		t.Errorf("got %v", err)
 	}
 }
@@ -314,7 +314,7 @@ func TestStepsAlone(t *testing.T) {
 		req := request("x")
 		of(n, nil)(&req)
 		go func() {
-			got, err := r.seek(&req, 1000, false).wait(t.Context(), nil)
+			got, err := r.seek(&req, step.User{UID: 1000}, false).wait(t.Context(), nil)
 			if err != nil {
 				t.Errorf("%d: %v", n, err)
 			}
@@ -347,12 +347,12 @@ func TestStepsAlone(t *testing.T) {
 	cancel()
 	req := request("x")
 	of(4, nil)(&req)
-	if _, err := r.seek(&req, 1000, false).wait(ctx, nil); api.CodeOf(err) != api.Canceled || len(a.job.line) != 0 {
+	if _, err := r.seek(&req, step.User{UID: 1000}, false).wait(ctx, nil); api.CodeOf(err) != api.Canceled || len(a.job.line) != 0 {
 		t.Errorf("%v, %d wait", err, len(a.job.line))
 	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := r.seek(&req, 1000, false).wait(t.Context(), nil)
+		_, err := r.seek(&req, step.User{UID: 1000}, false).wait(t.Context(), nil)
 		ended <- err
 	}()
 	queued(1)
@@ -408,7 +408,7 @@ func TestNumberAgain(t *testing.T) {
 	last := run()
 	inner := request("x")
 	inner.Job = ptr(uint32(7))
-	beside, _, err := r.seek(&inner, 1000, false).try()
+	beside, _, err := r.seek(&inner, step.User{UID: 1000}, false).try()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -428,7 +428,7 @@ func TestNumberAgain(t *testing.T) {
 		t.Errorf("a step of the last run: %v", err)
 	}
 	w.leave()
-	if _, _, err := r.seek(&inner, 1000, false).try(); err != nil {
+	if _, _, err := r.seek(&inner, step.User{UID: 1000}, false).try(); err != nil {
 		t.Errorf("a step of the next run: %v", err)
 	}
 }

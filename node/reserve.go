@@ -98,7 +98,7 @@ func (n launcher) reserveFor(ctx context.Context, caller api.Peer, in order) (*f
 	if err := n.reg.users.holdRequest(caller.UID, in.size); err != nil {
 		return nil, nil, err
 	}
-	a, err := n.reg.admit(ctx, &place, user.UID, caller.Root())
+	a, err := n.reg.admit(ctx, &place, user, caller.Root())
 	if err != nil {
 		n.reg.users.dropRequest(caller.UID, in.size)
 		return nil, nil, err
@@ -444,7 +444,7 @@ func (n launcher) admitAlloc(ctx context.Context, caller api.Peer, client int, r
 	if err := n.reg.users.holdRequest(caller.UID, size); err != nil {
 		return nil, err
 	}
-	a, err := n.reg.admit(ctx, req, user.UID, caller.Root())
+	a, err := n.reg.admit(ctx, req, user, caller.Root())
 	n.reg.users.dropRequest(caller.UID, size)
 	if err != nil {
 		return nil, err

@@ -246,7 +246,7 @@ func (n launcher) DryRun(ctx context.Context, caller api.Peer, in *api.RunReques
 	if err != nil {
 		return nil, err
 	}
-	a, err := n.reg.seek(req, user.UID, caller.Root()).now(ctx)
+	a, err := n.reg.seek(req, user, caller.Root()).now(ctx)
 	if err != nil {
 		return nil, err
 	}

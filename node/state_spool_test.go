@@ -203,7 +203,7 @@ func TestStoredLater(t *testing.T) {
 		if rec, err := s.Step(batch); err != nil || rec.State != step.Cancelled {
 			t.Errorf("its record %+v, %v", rec, err)
 		}
-		if d, err := s.Drain(); err != nil || d != (state.Drain{Drained: true, Reason: "found"}) {
+		if d, err := s.Drain(); err != nil || !d.Same(state.Drain{Drained: true, Reason: "found"}) || d.Since.IsZero() {
 			t.Errorf("drain %+v, %v", d, err)
 		}
 		if left, err := s.Held(); err != nil || len(left) != 0 {

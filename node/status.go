@@ -6,10 +6,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"math"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,11 +30,17 @@ func (n machine) Status(ctx context.Context) api.Node {
 	u := n.reg.usage()
 	d := api.Node{
 		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
-		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes,
+		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes, UsableMB: n.cfg.Memory.MB,
 		UsedMB: u.usedMB, Gres: u.gres,
 		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
-		Fallbacks: n.fallbackList(), Jobs: u.jobs, Plugins: []Plugin{},
+		Fallbacks: n.fallbackList(), Jobs: u.jobs, Waiting: u.waiting, Plugins: []Plugin{},
 		Unkillable: n.health.Docs(), Daemon: daemonNow(),
+	}
+	if drained := u.drained; drained.Drained {
+		d.DrainedBy = cmp.Or(drained.By, "noded")
+		if !drained.Since.IsZero() {
+			d.DrainedSince = &drained.Since
+		}
 	}
 	if n.cfg.Plugins != nil {
 		d.Plugins = append(d.Plugins, n.cfg.Plugins(ctx)...)
@@ -87,8 +97,19 @@ func (n *Node) fallbackList() []Fallback {
 }
 
 // Drain drains the node for an administrator: it takes no more steps.
-func (n machine) Drain(reason string) error {
-	return n.administer(state.Drain{Drained: true, Reason: reason})
+func (n machine) Drain(caller api.Peer, reason string) error {
+	return n.administer(state.Drain{Drained: true, Reason: reason, By: administrator(caller)})
+}
+
+// administrator is root, with the user that the process has logged in as where the kernel knows
+// it.
+func administrator(caller api.Peer) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", caller.PID))
+	login, perr := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+	if err != nil || perr != nil || login == math.MaxUint32 || login == uint64(caller.UID) {
+		return "root"
+	}
+	return fmt.Sprintf("root (logged in as uid %d)", login)
 }
 
 // Resume ends a drain, and takes the quarantined plugins in again.

@@ -38,7 +38,7 @@ func TestSuspendedBeforeItsNumber(t *testing.T) {
 	}
 	req := request("wait")
 	req.Job, req.Overlap, req.MPI = &job, true, "none"
-	a, err := tn.reg.admit(context.Background(), &req, 1000, false)
+	a, err := tn.reg.admit(context.Background(), &req, step.User{UID: 1000}, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 
 // patient is a request of user 1000's that waits for its place.
 func patient(r *registry, req *step.Request) *seeker {
-	s := r.seek(req, 1000, false)
+	s := r.seek(req, step.User{UID: 1000}, false)
 	s.patient = true
 	return s
 }
@@ -58,7 +58,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	if freed == nil || err == nil {
 		t.Fatalf("while the job is suspended: %v", err)
 	}
-	if _, _, err := r.seek(&req, 1000, false).try(); api.CodeOf(err) != api.FailedPrecondition {
+	if _, _, err := r.seek(&req, step.User{UID: 1000}, false).try(); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("without waiting: %v", err)
 	}
 	r.setSuspended(a.job, nil)

@@ -99,6 +99,12 @@ func TestImmediateInOrder(t *testing.T) {
 	}()))
 	tn.refused("one that never fits", err, api.ResourceExhausted, "needs 5 CPUs on this node, which has 4 CPUs")
 	tn.line(4)
+	docs := tn.doc().Waiting
+	if len(docs) != 4 || docs[0].UID != 1000 || docs[0].User == "" || docs[0].NTasks != 4 || docs[0].JobID != nil ||
+		docs[0].For != fmt.Sprintf("room: it needs 4 CPUs on this node: of its 4 CPUs 1 are free; --overcommit shares them with other steps; when is not known: job %d has no time limit", first.Job) ||
+		docs[3].For != "its turn: 3 requests wait before it" {
+		t.Errorf("the node document lists %+v", docs)
+	}
 
 	if err := tn.cancel(first); err != nil {
 		t.Fatal(err)
@@ -222,6 +228,45 @@ func TestImmediateDrained(t *testing.T) {
 	waits = tn.ask(as(1000), srunopt.WaitForever, nil)
 	tn.stop()
 	tn.refused("what waits", <-waits, api.Unavailable, "noded is stopping")
+}
+
+// TestWaitingInJob: the node document lists allocations, and what their steps wait for.
+func TestWaitingInJob(t *testing.T) {
+	t.Parallel()
+	tn := &lineNode{testNode: fresh(t)}
+	job, err := tn.alloc(newClient(t, 1000), func(r *step.Request) { r.NTasks = 4 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	jobs := tn.doc().Jobs
+	if len(jobs) != 1 || jobs[0].ID != job || jobs[0].State != string(step.Running) || jobs[0].Started == nil || jobs[0].NTasks != 4 || len(jobs[0].Steps) != 0 {
+		t.Errorf("the allocation is %+v", jobs)
+	}
+	inJob := func(n int) step.Request {
+		r, forever := request("wait"), srunopt.WaitForever
+		r.Job, r.NTasks, r.ImmediateS = &job, n, &forever
+		return r
+	}
+	runs := tn.run(1000, inJob(3))
+	tn.until(runs, step.Running)
+	ctx, gone := context.WithCancel(as(1000))
+	answer := make(chan error, 1)
+	go func() {
+		_, err := tn.svc.Run(ctx, runRequest(inJob(2)))
+		answer <- err
+	}()
+	tn.eventually("a waiting step", func() bool { return len(tn.doc().Waiting) == 1 })
+	if w := tn.doc().Waiting[0]; w.JobID == nil || *w.JobID != job || w.For != fmt.Sprintf("2 CPUs of job %d", job) {
+		t.Errorf("it waits: %+v", w)
+	}
+	if _, err := tn.svc.ask(as(1000), "suspend", &api.RefRequest{StepRef: api.StepRef{JobID: job}}); err != nil {
+		t.Fatal(err)
+	}
+	if w := tn.doc().Waiting[0]; w.For != fmt.Sprintf("the resume of job %d", job) {
+		t.Errorf("of a suspended job it waits: %+v", w)
+	}
+	gone()
+	<-answer
 }
 
 // TestImmediateIsBounded: a request that waits counts as a step of its user's, and by its

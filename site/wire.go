@@ -53,6 +53,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
+	has.confine(place.MemoryAbove(tracker))
 	containers, containerType, err := s.containers(tracker, spankhost, log)
 	if err != nil {
 		return node.Config{}, err
@@ -63,7 +64,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 		RunDir:  s.Run, SpoolDir: s.Spool, SlurmdSpool: s.conf.SlurmdSpoolDir, Log: log, StepdLog: logFile, StepdPath: stepd, Programs: []string{stepd, spankhost},
 		NodeName: s.conf.Node.Name, Site: s.steps(has.unbindable, log),
 
-		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.memory), Gres: gres,
+		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.usable()), Gres: gres,
 		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Binding: binding, Preview: s.preview,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
 
@@ -398,15 +399,39 @@ func machineMemory() (uint64, error) {
 
 // machine is what the node has of CPUs and memory.
 type machine struct {
-	cpus   []int
-	memory uint64 // bytes
+	cpus []int
+	// memory is installed, or RealMemory, in bytes; real is which of them.
+	memory uint64
+	real   bool
+	// confined is what a cgroup above the steps allows them, file where that stands; "" is none.
+	confined uint64
+	file     string
 	// unbindable says why nothing can be bound to the CPUs, "" if it can.
 	unbindable string
 }
 
 func (m *machine) bindable() bool { return m.unbindable == "" }
 
+// confine notes the memory limit above the steps.
+func (m *machine) confine(limit uint64, file string) {
+	if file != "" && limit < m.memory {
+		m.confined, m.file = limit, file
+	}
+}
+
+// usable is the memory that steps can have together, in bytes, MemSpecLimit included. RealMemory
+// is believed, as CPUs is.
+func (m *machine) usable() uint64 {
+	if m.file != "" && !m.real {
+		return m.confined
+	}
+	return m.memory
+}
+
 func (m *machine) fallbacks() (out []node.Fallback) {
+	if m.file != "" && m.real {
+		out = append(out, node.Fallback{What: "memory", Why: fmt.Sprintf("RealMemory is %d MB, and %s allows %d MB", m.memory>>20, m.file, m.confined>>20)})
+	}
 	if m.unbindable != "" {
 		out = append(out, node.Fallback{What: "CPU binding", Why: m.unbindable})
 	}
@@ -418,7 +443,7 @@ func (s *Site) machine(log *logrus.Logger) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{cpus: cpus, memory: s.conf.Node.RealMemory << 20}
+	m := &machine{cpus: cpus, memory: s.conf.Node.RealMemory << 20, real: s.conf.Node.RealMemory > 0}
 	if m.memory == 0 {
 		if m.memory, err = machineMemory(); err != nil {
 			return nil, err

@@ -67,16 +67,24 @@ func NodeCommand(d *client.Dialer) *cobra.Command {
 
 // showNode prints the node document for people.
 func showNode(w io.Writer, doc []byte) error {
-	var n api.Node
-	if err := json.Unmarshal(doc, &n); err != nil {
-		return fmt.Errorf("cannot parse noded's document: %w", err)
+	n, err := parseNode(doc)
+	if err != nil {
+		return err
 	}
 	shown := n.Jobs[:min(len(n.Jobs), jobsShown)]
 	return client.Show(w, layouts, "node.tmpl", struct {
-		api.Node
+		*api.Node
 		Shown []api.NodeJob
 		More  int
 	}{n, shown, len(n.Jobs) - len(shown)})
+}
+
+func parseNode(doc []byte) (*api.Node, error) {
+	n := new(api.Node)
+	if err := json.Unmarshal(doc, n); err != nil {
+		return nil, fmt.Errorf("cannot parse noded's document: %w", err)
+	}
+	return n, nil
 }
 
 // layouts are how documents look for people.

@@ -14,7 +14,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestNodeStatusScreen(t *testing.T) {
 	for name, doc := range map[string]string{
-		"busy": `{"name":"n1","state":"DRAINING","reason":"Kill task failed: step 12.0: 1 left","cpus":8,"free_cpus":3,"memory_bytes":16777216000,"memory_used_mb":700,
+		"busy": `{"name":"n1","state":"DRAINING","reason":"Kill task failed: step 12.0: 1 left","drained_since":"2026-11-22T09:00:00Z","drained_by":"root (logged in as uid 1000)","cpus":8,"free_cpus":3,"memory_bytes":16777216000,"memory_usable_mb":15000,"memory_used_mb":700,
 			"proctrack":"cgroup/v2","container":"tmpfs","gres":[{"name":"gpu","type":"a100","count":2,"used":1,"used_index":"0"},{"name":"disk","count":5,"used":0}],
 			"fallbacks":[{"what":"CPU binding","why":"NodeName CPUs=8 is more than the machine has"}],
 			"jobs":[{"job_id":12,"user":"alice","name":"sim\u001b[31m","cpus":"0-3","memory_mb":700,"gres":"gpu:a100:1","steps":[0,1]},
@@ -29,18 +29,24 @@ func TestNodeStatusScreen(t *testing.T) {
 		if err := showNode(&b, []byte(doc)); err != nil {
 			t.Fatal(err)
 		}
-		golden := filepath.Join("testdata", "nodestatus-"+name+".txt")
-		if *update {
-			if err := os.WriteFile(golden, b.Bytes(), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(golden)
-		if err != nil {
+		isGolden(t, "nodestatus-"+name, b.String())
+	}
+}
+
+// isGolden compares a screen with its file.
+func isGolden(t *testing.T, name, got string) {
+	t.Helper()
+	golden := filepath.Join("testdata", name+".txt")
+	if *update {
+		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if b.String() != string(want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", name, &b, want)
-		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s (go test ./client/report -update writes it): got\n%s\nwant\n%s", name, got, want)
 	}
 }

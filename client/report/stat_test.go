@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -31,31 +32,27 @@ func TestWriteStat(t *testing.T) {
 			{Rank: 0, PID: &pid, Usage: &step.Used{CPUSeconds: sec(1), MaxRSSBytes: num(64 << 20), ReadBytes: num(1 << 20)}},
 			{Rank: 1, Usage: &step.Used{CPUSeconds: sec(3), MaxRSSBytes: num(32 << 20)}},
 			{Rank: 2}, // nothing is known of it
+			{Rank: 1003, PID: new(4194304), Usage: &step.Used{
+				CPUSeconds: sec(123456.78), RSSBytes: num(1023 << 30), MaxRSSBytes: num(1023 << 30), MaxVMSizeBytes: num(1 << 40), ReadBytes: num(1023 << 20),
+				WrittenBytes: num(1023 << 20), DiskReadBytes: num(1023 << 20), DiskWrittenBytes: num(1023 << 20), MajorFaults: num(123456),
+			}},
 		},
 		Usage: &step.StepUsage{
 			Gather: "cgroup", FrequencyS: 30, Samples: 2, Used: step.Used{CPUSeconds: sec(4.5), MaxRSSBytes: num(64 << 20), PeakMemoryBytes: num(100 << 20)},
 			Pressure: &step.Pressure{CPU: &step.Stalls{Some: step.Stall{TotalUS: 1500000, Avg10: 12.5}}},
 		},
 	}
-	var out strings.Builder
-	if err := writeStat(&out, rec); err != nil {
-		t.Fatal(err)
-	}
-	const want = `step 12.0  COMPLETED  1:05  jobacct_gather/cgroup, every 30 s, 2 samples
-       RANK   PID    CPU  RSS  MAXRSS    PEAK  MAXVMSIZE  READ  WRITTEN  DISKREAD  DISKWRITTEN  MAJFLT
-          0  4711  1.00s    -   64.0M       -          -  1.0M        -         -            -       -
-          1     -  3.00s    -   32.0M       -          -     -        -         -            -       -
-          2     -      -    -       -       -          -     -        -         -            -       -
-    average        2.00s    -   48.0M       -          -  1.0M        -         -            -       -
-       step        4.50s    -   64.0M  100.0M          -     -        -         -            -       -
-  waited for CPU 1.50s (12.5% of the last 10 s)
-`
-	if out.String() != want {
-		t.Errorf("got\n%swant\n%s", out.String(), want)
+	for _, columns := range []int{0, 40, 80, 200} {
+		var out strings.Builder
+		if err := writeStat(&out, rec, columns); err != nil {
+			t.Fatal(err)
+		}
+		fits(t, out.String(), columns)
+		isGolden(t, fmt.Sprintf("stat-%d", columns), out.String())
 	}
 	rec.Usage = nil
-	out.Reset()
-	if err := writeStat(&out, rec); err != nil || !strings.Contains(out.String(), "nothing is known") {
+	var out strings.Builder
+	if err := writeStat(&out, rec, 0); err != nil || !strings.Contains(out.String(), "nothing is known") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }

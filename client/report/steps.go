@@ -6,90 +6,22 @@ package report
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"os"
-	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"stepd/api"
 	"stepd/client"
+	"stepd/client/terminal"
 	"stepd/internal/printable"
 	"stepd/srunopt"
 	"stepd/step"
 )
-
-// PSCommand is the verb ps.
-func PSCommand(d *client.Dialer) *cobra.Command {
-	var all, asJSON bool
-	c := &cobra.Command{
-		Use: "ps [JOB[.STEP]...]", Short: "list the steps of this node, or these",
-		RunE: func(_ *cobra.Command, args []string) error {
-			list := (*api.Client).Overview // the table shows no task
-			if asJSON {
-				list = (*api.Client).List
-			}
-			recs := listing(d, args, all, list)
-			if asJSON {
-				return client.PrintList(os.Stdout, "steps", recs)
-			}
-			return table(recs)
-		},
-	}
-	c.Flags().BoolVarP(&all, "all", "a", false, "ended steps as well")
-	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
-	return c
-}
-
-// listing yields the steps that args name, running or ended, or all that run, and those that have
-// ended where all is true. An error is the last pair.
-func listing(d *client.Dialer, args []string, all bool, list func(*api.Client, context.Context, bool) iter.Seq2[*step.Record, error]) iter.Seq2[*step.Record, error] {
-	if len(args) == 0 {
-		return client.Stream(d, func(ctx context.Context, noded *api.Client) iter.Seq2[*step.Record, error] {
-			return list(noded, ctx, all)
-		})
-	}
-	return func(yield func(*step.Record, error) bool) {
-		for _, a := range args {
-			ref, err := client.ParseRef(a)
-			var recs []*step.Record
-			if err == nil {
-				recs, err = client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
-			}
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			for _, rec := range recs {
-				if !yield(rec, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
-func table(recs iter.Seq2[*step.Record, error]) error {
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "STEP\tNAME\tUSER\tSTATE\tTASKS\tTIME\tCOMMAND")
-	for rec, err := range recs {
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", rec.ID.Name(), printable.Line(rec.Name, 20), rec.User, client.StateWord(rec), rec.NTasks,
-			elapsed(rec), printable.Line(strings.Join(rec.Command, " "), 40))
-	}
-	return w.Flush()
-}
 
 // elapsed is how long the step has run, or ran, without what it stood still: "2:03".
 func elapsed(rec *step.Record) string { return ElapsedAt(rec, time.Now()) }
@@ -100,7 +32,12 @@ func ElapsedAt(rec *step.Record, now time.Time) string {
 	if !ok {
 		return "-"
 	}
-	s := int(ran.Seconds())
+	return clock(ran)
+}
+
+// clock is a time as "2:03" or "1:02:03".
+func clock(d time.Duration) string {
+	s := int(max(d, 0).Seconds())
 	if s >= 3600 {
 		return fmt.Sprintf("%d:%02d:%02d", s/3600, s/60%60, s%60)
 	}
@@ -117,14 +54,37 @@ func ShowCommand(d *client.Dialer) *cobra.Command {
 			if err == nil && asJSON {
 				return printSteps(recs, ref)
 			}
-			for _, rec := range recs {
-				err = errors.Join(err, showStep(rec))
+			if err != nil {
+				return err
 			}
-			return err
+			columns, _ := terminal.ScreenSize(os.Stdout)
+			if len(recs) == 0 { // of a job that has no step
+				return showJob(d, ref.JobID, columns)
+			}
+			for _, rec := range recs {
+				if err := writeStep(os.Stdout, rec, columns, time.Now()); err != nil {
+					return err
+				}
+			}
+			return nil
 		}),
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return c
+}
+
+// showJob shows a job without steps.
+func showJob(d *client.Dialer, job uint32, columns int) error {
+	node, err := nodeOf(d)
+	if err != nil {
+		return err
+	}
+	for i := range node.Jobs {
+		if node.Jobs[i].ID == job {
+			return writeJob(os.Stdout, &node.Jobs[i], columns, time.Now())
+		}
+	}
+	return fmt.Errorf("no such job \"%d\"", job) // it has ended meanwhile
 }
 
 // printSteps prints the document of one step, or of a job's steps.
@@ -135,43 +95,119 @@ func printSteps(recs []*step.Record, ref api.StepRef) error {
 	return client.PrintJSON("steps", append([]*step.Record{}, recs...)) // none are an empty list
 }
 
-func showStep(rec *step.Record) error {
-	fmt.Printf("step %s  %s\n", rec.ID.Name(), client.StateWord(rec))
-	if rec.Suspended != nil && rec.SuspendedBy != nil {
-		fmt.Printf("  suspended  since %s by uid %d\n", rec.Suspended.Format(time.RFC3339), *rec.SuspendedBy)
-	}
-	field := func(name, text string, room int) {
-		if text != "" {
-			fmt.Printf("  %-8s %s\n", name, printable.Line(text, room))
-		}
+// writeStep prints a step in lines of at most columns, 0 of any length: what it does or how it has
+// ended, why, what to do, and the rest.
+func writeStep(w io.Writer, rec *step.Record, columns int, now time.Time) error {
+	var b strings.Builder
+	head := fmt.Sprintf("step %s  %s  %s", rec.ID.Name(), client.StateWord(rec), ElapsedAt(rec, now))
+	b.WriteString(fitted(head, columns) + "\n")
+	field := fielder(&b, columns)
+	if rec.Suspended != nil && !rec.State.Final() {
+		field("suspended", "since "+rec.Suspended.Format(time.RFC3339)+" "+suspender(rec), 0)
 	}
 	field("reason", rec.Reason, 400)
-	fmt.Printf("  name     %s\n  user     %s (uid %d)\n  node     %s, cpus %s\n", printable.Line(rec.Name, 80), rec.User, rec.UID, rec.Node, rec.CPUs)
+	if rec.State.Final() && rec.State != step.Completed {
+		field("see", "stepctl explain "+rec.ID.Name(), 0)
+	}
+	field("name", rec.Name, 80)
+	field("user", fmt.Sprintf("%s (uid %d)", rec.User, rec.UID), 200)
+	field("node", rec.Node+", CPUs "+rec.CPUs, 200)
 	if rec.MemoryMB > 0 {
 		field("memory", srunopt.FormatMB(rec.MemoryMB), 0)
 	}
 	field("gres", srunopt.FormatAllocs(rec.Gres), 400)
 	field("command", strings.Join(rec.Command, " "), 400)
+	when := "submitted " + rec.Submitted.Format(time.RFC3339)
+	if rec.Started != nil {
+		when = "started " + rec.Started.Format(time.RFC3339)
+	}
+	if rec.Ended != nil {
+		when += ", ended " + rec.Ended.Format(time.RFC3339)
+	}
+	field("time", when, 0)
 	if rec.ExitCode != nil {
 		field("exit", strconv.Itoa(*rec.ExitCode), 0)
 	}
 	if rec.Usage != nil {
 		field("used", usedWords(&rec.Usage.Used), 0)
 	}
-	w := tabwriter.NewWriter(os.Stdout, 2, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "  RANK\tPID\tSTATE\tEXIT\tCPU\tMAXRSS")
-	for _, t := range rec.Tasks {
-		exit := "-"
-		if t.Status != nil {
-			exit = t.Status.Describe()
+	t := table{left: "  ", columns: []column{
+		{head: "RANK", right: true}, {head: "PID", right: true, spare: 3}, {head: "STATE"}, {head: "EXIT", least: 12}, {head: "CPU", right: true, spare: 2}, {head: "MAXRSS", right: true, spare: 1},
+	}}
+	for i := range rec.Tasks {
+		task, exit := &rec.Tasks[i], "-"
+		if task.Status != nil {
+			exit = task.Status.Describe()
 		}
-		memory := "-"
-		if t.MaxRSSBytes != nil {
-			memory = fmt.Sprintf("%.1fM", float64(*t.MaxRSSBytes)/(1<<20))
-		}
-		fmt.Fprintf(w, "  %d\t%s\t%s\t%s\t%s\t%s\n", t.Rank, Number(t.PID), t.State, exit, Seconds(t.CPUSeconds), memory)
+		t.add(strconv.Itoa(task.Rank), Number(task.PID), string(task.State), exit, Seconds(task.CPUSeconds), Size(task.MaxRSSBytes))
 	}
-	return w.Flush()
+	if len(rec.Tasks) > 0 {
+		text, left := t.text(columns)
+		b.WriteString(text + leftOut(left, columns))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// writeJob prints a job that has no step.
+func writeJob(w io.Writer, j *api.NodeJob, columns int, now time.Time) error {
+	var b strings.Builder
+	cells := jobCells(j, now)
+	b.WriteString(fitted(fmt.Sprintf("job %s  %s  %s", cells[0], cells[3], cells[5]), columns) + "\n")
+	field := fielder(&b, columns)
+	switch j.Doing {
+	case "prolog", "epilog":
+		field("waits", "for the end of its "+j.Doing, 0)
+	default:
+		field("waits", fmt.Sprintf("for a step: stepctl run --jobid=%d COMMAND", j.ID), 0)
+	}
+	if j.Doing != "epilog" {
+		field("end it", fmt.Sprintf("stepctl cancel %d", j.ID), 0)
+	}
+	field("name", j.Name, 80)
+	field("user", fmt.Sprintf("%s (uid %d)", j.User, j.UID), 200)
+	field("CPUs", j.CPUs, 200)
+	if j.MemoryMB != nil {
+		field("memory", srunopt.FormatMB(*j.MemoryMB), 0)
+	}
+	field("gres", j.Gres, 400)
+	if j.Started != nil {
+		field("time", "started "+j.Started.Format(time.RFC3339), 0)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// fielder writes named texts, each cut to room characters and wrapped to columns; 0 is without
+// bounds. A text that is empty is left out.
+func fielder(b *strings.Builder, columns int) func(name, text string, room int) {
+	return func(name, text string, room int) {
+		if text == "" {
+			return
+		}
+		first := fmt.Sprintf("  %-8s ", name)
+		if columns == 0 {
+			b.WriteString(first + printable.Line(text, room) + "\n")
+			return
+		}
+		rest := strings.Repeat(" ", len(first))
+		b.WriteString(printable.Wrap(printable.Line(text, room), first, rest, columns) + "\n")
+	}
+}
+
+func fitted(s string, columns int) string {
+	if columns == 0 {
+		return s
+	}
+	return printable.Fit(s, columns)
+}
+
+// leftOut says which columns a narrow screen has no room for.
+func leftOut(heads []string, columns int) string {
+	if len(heads) == 0 {
+		return ""
+	}
+	return printable.Wrap("(no room for "+strings.Join(heads, ", ")+")", "  ", "  ", columns) + "\n"
 }
 
 // usedWords is what is known of a step's usage, in one line.
@@ -208,167 +244,6 @@ func Seconds(s *float64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.2fs", *s)
-}
-
-// StatCommand is the verb stat.
-func StatCommand(d *client.Dialer) *cobra.Command {
-	var asJSON bool
-	var watch int
-	c := &cobra.Command{
-		Use: "stat JOB[.STEP]", Short: "what the tasks use, or have used", Args: cobra.ExactArgs(1),
-		RunE: onRef(func(ref api.StepRef) error {
-			if watch < 0 {
-				return fmt.Errorf("--watch=%d: want seconds", watch)
-			}
-			return stat(d, ref, asJSON, time.Duration(watch)*time.Second)
-		}),
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
-	c.Flags().IntVarP(&watch, "watch", "w", 0, "again every so many seconds, until the step has ended")
-	return c
-}
-
-// stat shows it once, or until the end.
-func stat(d *client.Dialer, ref api.StepRef, asJSON bool, every time.Duration) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	for {
-		recs, err := client.Ask(d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Stat(ctx, ref) })
-		if err != nil {
-			return err
-		}
-		over, err := showStats(recs, asJSON, ref)
-		if err != nil || over || every == 0 {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(every):
-		}
-	}
-}
-
-// showStats reports whether all of the steps have ended.
-func showStats(recs []*step.Record, asJSON bool, ref api.StepRef) (over bool, err error) {
-	over = !slices.ContainsFunc(recs, func(rec *step.Record) bool { return !rec.State.Final() })
-	if asJSON {
-		return over, printSteps(recs, ref)
-	}
-	for _, rec := range recs {
-		if err := writeStat(os.Stdout, rec); err != nil {
-			return over, err
-		}
-	}
-	return over, nil
-}
-
-// writeStat is the table of one step.
-func writeStat(out io.Writer, rec *step.Record) error {
-	fmt.Fprintf(out, "step %s  %s  %s%s\n", rec.ID.Name(), client.StateWord(rec), elapsed(rec), sampling(rec))
-	if rec.Usage == nil {
-		_, err := fmt.Fprintln(out, "  nothing is known of what it uses")
-		return err
-	}
-	w := tabwriter.NewWriter(out, 2, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "  RANK\tPID\tCPU\tRSS\tMAXRSS\tPEAK\tMAXVMSIZE\tREAD\tWRITTEN\tDISKREAD\tDISKWRITTEN\tMAJFLT\t")
-	var sum average
-	for i := range rec.Tasks {
-		t := &rec.Tasks[i]
-		u := step.Used{CPUSeconds: t.CPUSeconds, MaxRSSBytes: t.MaxRSSBytes}
-		if t.Usage != nil {
-			u = *t.Usage
-		}
-		sum.add(&u)
-		statLine(w, strconv.Itoa(t.Rank), Number(t.PID), &u)
-	}
-	statLine(w, "average", "", new(sum.of()))
-	statLine(w, "step", "", &rec.Usage.Used)
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return writePressure(out, rec.Usage.Pressure)
-}
-
-// sampling says how the figures are come by.
-func sampling(rec *step.Record) string {
-	u := rec.Usage
-	if u == nil {
-		return ""
-	}
-	s := "  jobacct_gather/" + u.Gather
-	if u.Sampled() {
-		s += fmt.Sprintf(", every %d s", u.FrequencyS)
-	}
-	return s + fmt.Sprintf(", %d samples", u.Samples)
-}
-
-func statLine(w io.Writer, rank, pid string, u *step.Used) {
-	faults := "-"
-	if u.MajorFaults != nil {
-		faults = strconv.FormatInt(*u.MajorFaults, 10)
-	}
-	fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", rank, pid, Seconds(u.CPUSeconds), strings.Join([]string{
-		Size(u.RSSBytes), Size(u.MaxRSSBytes), Size(u.PeakMemoryBytes), Size(u.MaxVMSizeBytes),
-		Size(u.ReadBytes), Size(u.WrittenBytes), Size(u.DiskReadBytes), Size(u.DiskWrittenBytes), faults, "",
-	}, "\t"))
-}
-
-// average is that over the tasks of which a figure is known, as sstat's AveCPU.
-type average struct {
-	cpu, cpuOf float64
-	sizes      [9]struct{ sum, of int64 }
-}
-
-// sizesOf are the figures that are averaged beside CPU time.
-func sizesOf(u *step.Used) []**int64 {
-	return []**int64{
-		&u.RSSBytes, &u.MaxRSSBytes, &u.PeakMemoryBytes, &u.MaxVMSizeBytes, &u.ReadBytes, &u.WrittenBytes,
-		&u.DiskReadBytes, &u.DiskWrittenBytes, &u.MajorFaults,
-	}
-}
-
-func (a *average) add(u *step.Used) {
-	if u.CPUSeconds != nil {
-		a.cpu += *u.CPUSeconds
-		a.cpuOf++
-	}
-	for i, n := range sizesOf(u) {
-		if *n != nil {
-			a.sizes[i].sum += **n
-			a.sizes[i].of++
-		}
-	}
-}
-
-func (a *average) of() (u step.Used) {
-	if a.cpuOf > 0 {
-		u.CPUSeconds = new(a.cpu / a.cpuOf)
-	}
-	for i, n := range sizesOf(&u) {
-		if a.sizes[i].of > 0 {
-			*n = new(a.sizes[i].sum / a.sizes[i].of)
-		}
-	}
-	return u
-}
-
-// writePressure tells for how long the step has waited for what was short.
-func writePressure(out io.Writer, p *step.Pressure) error {
-	if p == nil {
-		return nil
-	}
-	var words []string
-	for _, s := range []struct {
-		what   string
-		stalls *step.Stalls
-	}{{"CPU", p.CPU}, {"memory", p.Memory}, {"I/O", p.IO}} {
-		if s.stalls != nil {
-			words = append(words, fmt.Sprintf("%s %.2fs (%.1f%% of the last 10 s)", s.what, float64(s.stalls.Some.TotalUS)/1e6, s.stalls.Some.Avg10))
-		}
-	}
-	_, err := fmt.Fprintf(out, "  waited for %s\n", strings.Join(words, ", "))
-	return err
 }
 
 // Size is a number of bytes in powers of 1024: "64.1M".

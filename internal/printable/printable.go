@@ -21,7 +21,7 @@ func Control(r rune) bool {
 }
 
 // Line is s with a "?" for each Control, and for what is no character: bytes that are no
-// UTF-8 and the two that no XML may hold. It is cut to room characters, the last of
+// UTF-8 and the two that no XML may hold. It is cut to room columns, the last of
 // which is then "…"; room 0 cuts nothing.
 func Line(s string, room int) string {
 	s = strings.Map(func(r rune) rune {
@@ -36,10 +36,16 @@ func Line(s string, room int) string {
 	return s
 }
 
-// Fit is s cut to room characters, the last of which is then "…".
+// Fit is s cut to room columns, the last of which is then "…".
 func Fit(s string, room int) string {
-	if utf8.RuneCountInString(s) > room {
-		return string([]rune(s)[:max(room-1, 0)]) + "…"
+	if len(s) <= room || Width(s) <= room {
+		return s
+	}
+	columns := 0
+	for at, r := range s {
+		if columns += runeWidth(r); columns > room-1 {
+			return s[:at] + "…"
+		}
 	}
 	return s
 }
@@ -47,7 +53,7 @@ func Fit(s string, room int) string {
 // Pad is s cut or filled to a width.
 func Pad(s string, width int) string {
 	s = Fit(s, width)
-	return s + strings.Repeat(" ", max(width-utf8.RuneCountInString(s), 0))
+	return s + strings.Repeat(" ", max(width-Width(s), 0))
 }
 
 // failures are several errors on one line.
@@ -90,7 +96,7 @@ func Wrap(text, first, rest string, width int) string {
 		switch {
 		case empty:
 			line += word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+		case Width(line)+1+Width(word) > width:
 			done.WriteString(line + "\n")
 			line = rest + word
 		default:

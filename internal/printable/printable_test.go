@@ -29,6 +29,11 @@ func TestLine(t *testing.T) {
 		"too long":            {strings.Repeat("x", 30), 10, "xxxxxxxxx…"},
 		"too long in runes":   {"éééé", 3, "éé…"},
 		"room for one":        {"ab", 1, "…"},
+		"two columns each":    {"日本語", 5, "日本…"},
+		"as wide as the room": {"日本語", 6, "日本語"},
+		"a column left":       {"a日本", 4, "a日…"},
+		"pictures":            {"🙂🙂🙂", 4, "🙂…"},
+		"accents":             {"e\u0301e\u0301", 2, "e\u0301e\u0301"},
 		"empty":               {"", 1, ""},
 	} {
 		if got := Line(c.in, c.room); got != c.want {
@@ -45,7 +50,7 @@ func FuzzLine(f *testing.F) {
 		if !utf8.ValidString(got) || strings.ContainsFunc(got, Control) {
 			t.Errorf("Line(%q, %d) = %q", s, room, got)
 		}
-		if room > 0 && utf8.RuneCountInString(got) > room {
+		if room > 0 && Width(got) > room {
 			t.Errorf("Line(%q, %d) = %q: too long", s, room, got)
 		}
 	})

@@ -109,6 +109,7 @@ func (h *Health) SetDrain(d state.Drain) error {
 	if !d.Drained {
 		h.waiveLocked()
 	}
+	d = h.stamped(d)
 	if err := h.cfg.Store.SetDrain(d); err != nil {
 		return err
 	}
@@ -118,10 +119,23 @@ func (h *Health) SetDrain(d state.Drain) error {
 
 // noteLocked changes the state for what has happened.
 func (h *Health) noteLocked(d state.Drain) {
+	d = h.stamped(d)
 	h.cfg.Gate.Set(d)
 	if err := state.LogOwed(h.cfg.Store.NoteDrain(d), h.cfg.Log); err != nil {
 		h.cfg.Log.Errorf("%v: it is tried again", err)
 	}
+}
+
+// stamped is d with the time since when it holds.
+func (h *Health) stamped(d state.Drain) state.Drain {
+	switch old := h.cfg.Gate.Drain(); {
+	case !d.Drained:
+	case old.Same(d), old.Drained && d.Owner == state.OwnerHeld && old.Owner == d.Owner:
+		d.Since, d.By = old.Since, old.By
+	default:
+		d.Since = time.Now()
+	}
+	return d
 }
 
 // Drain drains the node for what has happened on it. The first reason stays

@@ -83,6 +83,13 @@ func (j *Job) begin() bool {
 	return j.moveLocked(running, nil) == nil
 }
 
+// InProlog reports whether the prolog runs.
+func (j *Job) InProlog() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.state == running
+}
+
 // end ends the prolog that begin has begun.
 func (j *Job) end(err error) error {
 	to := passed

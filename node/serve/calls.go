@@ -72,7 +72,7 @@ func (s *Server) verbs() map[string]verb {
 			out, err := s.node.Adopt(c.ctx, c.peer, in)
 			return answer(c, out, err)
 		}),
-		"drain": on(root, func(c *call, in *api.DrainRequest) error { return c.done(s.node.Drain(in.Reason)) }, func(in *api.DrainRequest) error {
+		"drain": on(root, func(c *call, in *api.DrainRequest) error { return c.done(s.node.Drain(c.peer, in.Reason)) }, func(in *api.DrainRequest) error {
 			if in.Reason == "" {
 				return api.NewError(api.InvalidArgument, "reason: is empty: say why the node is drained")
 			}

@@ -82,7 +82,7 @@ type Control interface {
 type Machine interface {
 	Status(context.Context) api.Node
 	ClientConfig() *api.ConfigReply
-	Drain(reason string) error
+	Drain(caller api.Peer, reason string) error
 	Resume() error
 }
 

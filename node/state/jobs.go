@@ -439,6 +439,14 @@ type Drain struct {
 	Reason  string `json:"reason"`
 	// Owner is who ends the drain: OwnerHeld, OwnerFault, or "" for an administrator.
 	Owner string `json:"owner,omitempty"`
+	// Since is when the node was drained with this reason, By the client that did it; "" is noded.
+	Since time.Time `json:"since,omitzero"`
+	By    string    `json:"by,omitempty"`
+}
+
+// Same reports whether two drain states differ in the time and the client at most.
+func (d Drain) Same(o Drain) bool {
+	return d.Drained == o.Drained && d.Reason == o.Reason && d.Owner == o.Owner
 }
 
 // OwnerHeld: noded has drained the node for processes that do not die, and ends

@@ -1,0 +1,115 @@
+package report
+
+import (
+	"fmt"
+	"iter"
+	"strings"
+	"testing"
+	"time"
+
+	"stepd/api"
+	"stepd/internal/printable"
+	"stepd/step"
+)
+
+// fits reports lines that are wider than a screen, or that move its cursor.
+func fits(t *testing.T, text string, columns int) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		word := !strings.Contains(strings.TrimSpace(line), " ") // which no line has room for
+		if columns > 0 && printable.Width(line) > columns && !word {
+			t.Errorf("a line of %d columns on a screen of %d: %q", printable.Width(line), columns, line)
+		}
+		if strings.ContainsFunc(line, printable.Control) {
+			t.Errorf("a line with controls: %q", line)
+		}
+	}
+}
+
+// screenRecords are steps as a node has them, some with names that would move the cursor or take
+// two columns a character.
+func screenRecords(now time.Time) []*step.Record {
+	ago := func(d time.Duration) *time.Time { return new(now.Add(-d)) }
+	status := func(code int) *step.ExitStatus { return new(step.ExitStatus(code << 8)) }
+	return []*step.Record{
+		{ID: step.ID{Job: 12}, Name: "solver", User: "alice", UID: 1000, State: step.Running, NTasks: 64, Started: ago(2*time.Hour + 3*time.Minute), Submitted: *ago(3 * time.Hour), CPUs: "0-63", Node: "n1",
+			Command: []string{"./solver", "--mesh=/scratch/alice/a/very/long/path/to/the/mesh/of/the/wing.h5", "--steps=100000"}, MemoryMB: 64000,
+			Tasks: []step.Task{{Rank: 0, PID: new(4711), State: step.TaskRunning, CPUSeconds: new(7100.25), MaxRSSBytes: new(int64(64 << 20))}, {Rank: 1, State: step.TaskStarting}}},
+		{ID: step.ID{Job: 13, Step: step.BatchStep}, Name: "模拟计算作业\x1b[2J", User: "bob", UID: 1001, State: step.Starting, NTasks: 1, Command: []string{"job.sh"}},
+		{ID: step.ID{Job: 24, Step: step.InteractiveStep}, Name: "bash", User: "christopher.longname", UID: 1002, State: step.Running, NTasks: 1, Started: ago(time.Minute), Command: []string{"bash", "-l"}},
+		{ID: step.ID{Job: 24, Step: 1}, Name: "preproc", User: "christopher.longname", UID: 1002, Node: "n1", CPUs: "65-68", State: step.Running, Suspended: ago(10 * time.Second), SuspendedBy: new(uint32(0)), NTasks: 4, Started: ago(90 * time.Second), Command: []string{"./preproc"}},
+		{ID: step.ID{Job: 25}, Name: "crash", User: "alice", UID: 1000, State: step.Failed, Reason: "task 1: killed by SIGSEGV, core dumped in crash.so+0x1119; the step was ended since --kill-on-bad-exit is set", NTasks: 2, Node: "n1", CPUs: "3-4",
+			Submitted: *ago(2 * time.Minute), Started: ago(2 * time.Minute), Ended: ago(time.Minute), ExitCode: new(139), Command: []string{"./crash"},
+			Tasks: []step.Task{{Rank: 0, PID: new(5), State: step.TaskExited, Status: status(3)}, {Rank: 1, PID: new(4194303), State: step.TaskExited, Status: new(step.ExitStatus(11 | 0x80))}}},
+	}
+}
+
+const screenNode = `{"name":"n1","jobs":[
+	{"job_id":12,"user":"alice","name":"solver","origin":"run","cpus":"0-63","steps":[0],"state":"RUNNING","ntasks":64},
+	{"job_id":13,"user":"bob","name":"x","origin":"batch","cpus":"64","steps":[4294967291],"state":"RUNNING","doing":"prolog","ntasks":1},
+	{"job_id":24,"uid":1002,"user":"christopher.longname","name":"interactive","origin":"alloc","cpus":"65-72","memory_mb":700,"gres":"gpu:a100:1","steps":[1],"state":"RUNNING","ntasks":8,"start_time":"2026-11-29T11:30:00Z"},
+	{"job_id":26,"uid":1000,"user":"alice","name":"old","origin":"run","cpus":"73","steps":[],"state":"COMPLETING","doing":"epilog","ntasks":1,"start_time":"2026-11-29T11:58:00Z"}],
+	"waiting":[{"uid":1001,"user":"bob","name":"big","ntasks":128,"since":"2026-11-29T11:59:00Z","for":"room: it needs 128 CPUs on this node: of its 128 CPUs 54 are free; --overcommit shares them with other steps; free at 14:03 at the latest"},
+	{"uid":1001,"user":"bob","name":"big","ntasks":2,"job_id":24,"since":"2026-11-29T11:59:59Z","for":"2 CPUs of job 24"}]}`
+
+// TestScreens: ps and show as people see them, on terminals of three widths and without one.
+func TestScreens(t *testing.T) {
+	t.Setenv("TZ", "UTC")
+	time.Local = time.UTC
+	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	node := decoded(t, screenNode)
+	recs := screenRecords(now)
+	each := func(recs []*step.Record) iter.Seq2[*step.Record, error] {
+		return func(yield func(*step.Record, error) bool) {
+			for _, rec := range recs {
+				if !yield(rec, nil) {
+					return
+				}
+			}
+		}
+	}
+	for _, columns := range []int{0, 40, 80, 200} {
+		for name, c := range map[string]struct {
+			recs []*step.Record
+			args []string
+		}{
+			"ps": {recs, nil}, "ps-job": {recs[2:4], []string{"24"}}, "ps-alloc": {nil, []string{"24"}}, "ps-step": {recs[3:4], []string{"24.1"}},
+		} {
+			l, err := list(node, each(c.recs), c.args, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b strings.Builder
+			if err := l.write(&b, columns); err != nil {
+				t.Fatal(err)
+			}
+			fits(t, b.String(), columns)
+			if name == "ps" || columns == 80 {
+				isGolden(t, fmt.Sprintf("%s-%d", name, columns), b.String())
+			}
+		}
+		var b strings.Builder
+		for _, rec := range []*step.Record{recs[0], recs[3], recs[4]} {
+			if err := writeStep(&b, rec, columns, now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, j := range node.Jobs[2:] {
+			if err := writeJob(&b, &j, columns, now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fits(t, b.String(), columns)
+		isGolden(t, fmt.Sprintf("show-%d", columns), b.String())
+	}
+}
+
+func decoded(t *testing.T, doc string) *api.Node {
+	t.Helper()
+	n, err := parseNode([]byte(doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
