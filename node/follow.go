@@ -413,12 +413,14 @@ func (f *follower) settle(rec *step.Record) (stored bool) {
 		f.n.health.Hold(f.record())
 	}
 	f.n.health.Plugins.Step(rec)
-	forgotten, err := f.n.store.Finish(f.record())
+	whole := f.record()
+	forgotten, err := f.n.store.Finish(whole)
 	if err = state.LogOwed(err, f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)
 	}
 	f.storedIs()
 	f.n.spool.Forget(forgotten)
+	f.n.store.Weigh(f.id, whole.UID, f.n.spool.LogSize(f.id))
 	f.n.spool.KeepOutput(f.id, rec.UID, f.n.cfg.Site.ReplayBytes)
 	others, idle := f.n.reg.settle(f)
 	for _, other := range others {

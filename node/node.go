@@ -169,7 +169,7 @@ func (n *Node) open() error {
 	n.published = publishedConfig{path: n.spool.Published(), log: n.log}
 	st, err := state.Open(state.Config{
 		Spool: n.cfg.SpoolDir, Run: n.cfg.RunDir, Boot: n.boot, KeepAge: n.cfg.MinJobAge, KeepSteps: n.cfg.KeepSteps,
-		Shown: n.spool.Jobs(), Deadline: n.cfg.SpoolTimeout, Clock: n.cfg.clock, Log: n.log,
+		Shown: n.spool.Jobs(), LogSize: n.spool.LogSize, Deadline: n.cfg.SpoolTimeout, Clock: n.cfg.clock, Log: n.log,
 	})
 	if err != nil {
 		return err

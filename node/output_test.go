@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"testing"
 
@@ -47,4 +48,34 @@ func TestOutput(t *testing.T) {
 	if _, err := read(1000); err == nil {
 		t.Error("a link was followed")
 	}
+}
+
+// TestEventLogsCount: of two users the one whose ended step has a huge event log loses it when his
+// next one ends.
+func TestEventLogsCount(t *testing.T) {
+	tn := fresh(t)
+	other := tn.run(1001, request("exit", "0"))
+	tn.wait(other)
+	huge := tn.run(1000, request("wait"))
+	tn.until(huge, step.Running)
+	if err := os.Truncate(tn.spool.Events(huge), 1<<30); err != nil { // it has no such bytes
+		t.Fatal(err)
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(huge)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(huge)
+	tn.eventually("the end of its job", func() bool { return len(tn.doc().Jobs) == 0 })
+	tn.wait(tn.run(1000, request("exit", "0")))
+	if _, err := tn.store.Step(huge); err == nil {
+		t.Error("the step is kept")
+	}
+	tn.eventually("the removal of its log", func() bool {
+		_, err := os.Lstat(tn.spool.Events(huge))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	if _, err := tn.store.Step(other); err != nil {
+		t.Errorf("another user's step: %v", err)
+	}
+	tn.idle()
 }

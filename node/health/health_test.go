@@ -29,6 +29,7 @@ func fresh(t *testing.T, die <-chan struct{}) *Health {
 	}
 	store, err := state.Open(state.Config{
 		Spool: spool, Run: run, Boot: "boot", KeepAge: time.Minute, KeepSteps: 10, Deadline: 20 * time.Second, Clock: state.HostClock(), Log: log,
+		LogSize: func(step.ID) int64 { return 0 },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -75,6 +75,15 @@ func (s *Spool) Forget(ids []step.ID) {
 	}
 }
 
+// LogSize is how many bytes the event log of a step has, 0 where that is unknown.
+func (s *Spool) LogSize(id step.ID) int64 {
+	info, err := get(s, func() (os.FileInfo, error) { return os.Lstat(s.Events(id)) })
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
 // removeForgotten removes their files. The log goes last: where it is, others may be.
 func (s *Spool) removeForgotten(ids []step.ID) {
 	for _, id := range ids {

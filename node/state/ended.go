@@ -12,12 +12,16 @@ import (
 )
 
 // Ended steps are kept for a while, and their users do not pay for it: they are bounded by
-// number, age and bytes. What is forgotten is the oldest step of the user who has the most
+// number, age and bytes, of their records and of their event logs. What is forgotten is the oldest step of the user who has the most
 // bytes, so that a user with few steps keeps them beside one who ends thousands.
 
 const (
-	// keepBytes bounds the records of ended steps, as they are stored: 40,000 of usual ones.
+	// keepBytes bounds the records of ended steps, as they are stored, with their share of the
+	// event logs: 25,000 of usual ones.
 	keepBytes = 64 << 20
+	// logShare is how many bytes of an event log count as one of a record: a log is in the spool
+	// alone, a record in memory and in two journals. So the logs have 256 MiB at most.
+	logShare = 4
 	// endedWeight is what an ended step takes beside its record, in bytes.
 	endedWeight = 512
 	// forgetMax bounds what one step's end pays for others.
@@ -78,6 +82,23 @@ func (e *ended) dropOldest(uid uint32) {
 	}
 }
 
+// weigh adds the event log of an ended step, which is one of the newest; of one that is forgotten
+// already nothing counts.
+func (e *ended) weigh(id step.ID, uid uint32, log int64) {
+	of := e.byUser[uid]
+	if of == nil {
+		return
+	}
+	for i := len(of.steps) - 1; i >= 0; i-- {
+		if of.steps[i].id == id {
+			log /= logShare
+			of.steps[i].bytes += log
+			of.bytes, e.bytes = of.bytes+log, e.bytes+log
+			return
+		}
+	}
+}
+
 // remove takes out the steps of these numbers.
 func (e *ended) remove(ids []step.ID) {
 	if len(ids) == 0 {
@@ -122,7 +143,7 @@ func (e *ended) forget(now, age time.Duration, keep int) (gone []step.ID) {
 }
 
 // readEnded reads when steps ended. Steps of another boot count as ended now.
-func (s *State) readEnded() error {
+func readEnded(s *State, logSize func(step.ID) int64) error {
 	type found struct {
 		uid uint32
 		endedStep
@@ -146,7 +167,7 @@ func (s *State) readEnded() error {
 					return err
 				}
 			}
-			all = append(all, found{*at.UID, endedStep{id, at.Up, int64(s.all.Size(kindStep, key)) + endedWeight}})
+			all = append(all, found{*at.UID, endedStep{id, at.Up, int64(s.all.Size(kindStep, key)) + endedWeight + logSize(id)/logShare}})
 		}
 		return nil
 	})

@@ -85,6 +85,49 @@ func TestStateEndedShare(t *testing.T) {
 	}
 }
 
+// TestStateEndedLogs: event logs count, also over a restart: a user whose steps have huge ones keeps
+// few steps, and takes none from others.
+func TestStateEndedLogs(t *testing.T) {
+	at := newStates(t, 1000)
+	const logs = 16 << 20
+	few := step.ID{}
+	at.cfg.LogSize = func(id step.ID) int64 {
+		if id == few {
+			return 1 << 10
+		}
+		return logs
+	}
+	s := at.open()
+	few, _ = endOf(t, s, 7002, 100)
+	s.Weigh(few, 7002, 1<<10)
+	kept := make(map[step.ID]bool)
+	end := func() {
+		id, gone := endOf(t, s, 7001, 100)
+		s.Weigh(id, 7001, logs)
+		kept[id] = true
+		for _, id := range gone {
+			if !kept[id] {
+				t.Errorf("step %s is forgotten", id)
+			}
+			delete(kept, id)
+		}
+	}
+	for range 40 {
+		end()
+	}
+	if most := keepBytes * logShare / logs; len(kept) > most+1 || len(kept) < most-1 {
+		t.Errorf("%d steps are kept, want about %d", len(kept), most)
+	}
+	s = at.reopen(s, "boot")
+	was := len(kept)
+	for range 5 {
+		end()
+	}
+	if len(kept) > was || len(kept) < was-1 {
+		t.Errorf("%d steps are kept after a restart, and %d before", len(kept), was)
+	}
+}
+
 // TestStateEndedOlder: the record of an end that an older noded has written names no user.
 func TestStateEndedOlder(t *testing.T) {
 	at := newStates(t, 1)

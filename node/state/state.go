@@ -68,6 +68,8 @@ type Config struct {
 	// Shown are the jobs of which the directories have files, with the number behind their
 	// highest step. nil is none.
 	Shown map[uint32]uint32
+	// LogSize is how many bytes the event log of a step has.
+	LogSize func(step.ID) int64
 	// Deadline bounds an answer of the file system.
 	Deadline time.Duration
 	Clock    *Clock
@@ -101,7 +103,7 @@ func Open(cfg Config) (*State, error) {
 		err = spendShown(s, cfg.Spool)
 	}
 	if err == nil {
-		err = s.readEnded()
+		err = readEnded(s, cfg.LogSize)
 	}
 	if err != nil {
 		return nil, errors.Join(err, all.Close())
@@ -277,6 +279,14 @@ func (s *State) Finish(rec *step.Record) (forgotten []step.ID, err error) {
 		return errors.Join(putResult(tx, rec, doc), tx.Put(kindEnded, stepKey(rec.ID), endedAt{now, &rec.UID}))
 	})
 	return forgotten, wrap(err, "cannot store the result of step %s", rec.ID)
+}
+
+// Weigh counts the event log of a step that Finish has stored. The next Finish forgets what is too
+// much then.
+func (s *State) Weigh(id step.ID, uid uint32, log int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended.weigh(id, uid, log)
 }
 
 // Fail makes FAILED, with exit code 1 and a reason, of a step that has ended as COMPLETED with 0,

@@ -23,6 +23,7 @@ func newStates(t *testing.T, keep int) *states {
 	s := &states{t, Config{
 		Spool: filepath.Join(dir, "spool"), Run: filepath.Join(dir, "run"), Boot: "boot", KeepAge: 300 * time.Second, KeepSteps: keep,
 		Deadline: 20 * time.Second, Clock: HostClock(), Log: logrus.New(),
+		LogSize: func(step.ID) int64 { return 0 },
 	}}
 	s.cfg.Log.SetOutput(t.Output())
 	if err := errors.Join(os.Mkdir(s.cfg.Run, 0o755), os.Mkdir(s.cfg.Spool, 0o711)); err != nil {
