@@ -7,12 +7,15 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"stepd/slurm/stdio"
 	"stepd/slurm/wire"
+	"stepd/srunopt"
 	"stepd/step"
 	"stepd/step/launch"
 	"stepd/stepd/report"
@@ -64,7 +67,7 @@ func newAudience(d *daemon) (*audience, error) {
 		return a, nil
 	}
 	port := l.IOPorts[int(d.spec.NodeID)%len(l.IOPorts)]
-	opener := stdio.Opener{User: d.spec.User, Umask: d.spec.Umask}
+	opener := stdio.Opener{User: d.spec.User, Umask: d.spec.Umask, SizeMax: sizeMax(d.plan.Env)}
 	a.files.opener, a.files.path = opener, func(rank int) (string, error) { return stderrFile(d.spec, rank) }
 	a.files.otherwise = func(line string) { a.srun.Say(line) }
 	a.srun = stdio.New(stdio.Config{
@@ -75,6 +78,20 @@ func newAudience(d *daemon) (*audience, error) {
 	})
 	a.streams = a.srun
 	return a, nil
+}
+
+// sizeMax is the limit of a file's size that the tasks have of srun, nil where that is none.
+func sizeMax(env []string) (most *int64) {
+	for _, e := range env {
+		if text, ok := strings.CutPrefix(e, srunopt.LimitPrefix+"FSIZE="); ok {
+			soft, _, _ := strings.Cut(text, ":")
+			most = nil
+			if n, err := strconv.ParseInt(soft, 10, 64); err == nil && n >= 0 {
+				most = &n
+			}
+		}
+	}
+	return most
 }
 
 // open begins to connect to srun's streams: srun passes nothing on before 10 ms after that have

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"stepd/slurm/stdio"
@@ -86,5 +87,23 @@ func TestStderrFiles(t *testing.T) {
 	}
 	if !slices.Equal(others, []string{"about 7", "about 8"}) {
 		t.Errorf("srun gets %q", others)
+	}
+}
+
+// TestSizeMax: the limit is a number of bytes, the soft one, of the last such variable.
+func TestSizeMax(t *testing.T) {
+	for text, want := range map[string]int64{
+		"": -1, "1024": 1024, "0": 0, "7:9": 7, "-1": -1, "18446744073709551615": -1, "x": -1, "5 SLURM_RLIMIT_FSIZE=6": 6,
+	} {
+		got := int64(-1)
+		if most := sizeMax(strings.Fields("A=1 SLURM_RLIMIT_CPU=3 SLURM_RLIMIT_FSIZE=" + text)); most != nil {
+			got = *most
+		}
+		if got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+	if most := sizeMax([]string{"A=1"}); most != nil {
+		t.Errorf("without one: %d", *most)
 	}
 }

@@ -29,6 +29,9 @@ type Opener struct {
 	User      step.User
 	Umask     uint32
 	Namespace *os.File // the job's mount namespace; nil is the node's own
+	// SizeMax is the user's limit of a file's size (RLIMIT_FSIZE), in bytes, which the kernel
+	// has for processes alone; nil is none.
+	SizeMax *int64
 }
 
 // lineMax is the longest line of a labelled file; a longer one is cut into several.
@@ -38,8 +41,9 @@ const lineMax = 64 << 10
 type file struct {
 	*os.File
 	user  *userThread
-	width int // of a label
-	first int // the label of rank 0
+	most  *int64 // Opener.SizeMax
+	width int    // of a label
+	first int    // the label of rank 0
 	out   []byte
 	err   error // what it did not take: the rest is dropped
 }
@@ -65,13 +69,26 @@ func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
 		return data, nil
 	}
 	f.err = f.user.do(func() error {
-		_, err := f.Write(f.out)
-		return err
+		return f.write(f.out)
 	})
 	if f.err != nil {
 		return data, fmt.Errorf("the output of the tasks is dropped: cannot %w", f.err) // it names verb and file
 	}
 	return data, nil
+}
+
+// write writes, a regular file up to the user's limit, as the kernel does for a process of the user's.
+func (f *file) write(b []byte) error {
+	st, err := f.Stat()
+	if err == nil && f.most != nil && st.Mode().IsRegular() {
+		if room := max(0, *f.most-st.Size()); room < int64(len(b)) {
+			b, err = b[:room], &os.PathError{Op: "write", Path: f.Name(), Err: unix.EFBIG}
+		}
+	}
+	if _, werr := f.Write(b); werr != nil {
+		return werr
+	}
+	return err
 }
 
 // Append adds text to a file of the user's: a regular one, or /dev/null, which is made where there
@@ -181,7 +198,7 @@ func (s *Streams) openAll(user *userThread) (files map[*output]*file, err error)
 			if err != nil {
 				return nil, fmt.Errorf("cannot open %s file %q of task %d: %w", [3]string{1: "stdout", 2: "stderr"}[o.kind], path, o.task, err)
 			}
-			opened[path] = &file{File: f, user: user, width: width, first: s.cfg.First}
+			opened[path] = &file{File: f, user: user, most: s.cfg.Opener.SizeMax, width: width, first: s.cfg.First}
 			s.loop.closeLater(f)
 		}
 		files[o] = opened[path]

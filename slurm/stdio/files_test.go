@@ -3,6 +3,7 @@ package stdio
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -211,6 +212,30 @@ func TestLabelledFull(t *testing.T) {
 	go r.finish()
 	r.srun.toEnd()
 	<-r.loop.done
+}
+
+// TestLabelledLimit: a labelled file grows to the user's limit of a file's size; the first line that is
+// dropped is reported.
+func TestLabelledLimit(t *testing.T) {
+	dir := t.TempDir()
+	cfg := labelled(dir, "out.%t")
+	cfg.Opener.SizeMax = new(int64(10))
+	r := begin(t, cfg)
+	for _, text := range []string{"abc\n", "defgh\n", "i\n"} {
+		if _, err := r.fd(4, 1).WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.tasksEnd()
+	go r.finish()
+	path := filepath.Join(dir, "out.4")
+	said := strings.Join(slices.Collect(maps.Values(r.srun.toEnd())), "")
+	if want := fmt.Sprintf("the output of the tasks is dropped: cannot write %s: file too large\n", path); strings.Count(said, want) != 1 {
+		t.Errorf("srun gets %q, want %q in it once", said, want)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != " 4: abc\n 4" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
 }
 
 // reachable is a folder of root's that every user reaches.
