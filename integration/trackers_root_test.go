@@ -111,6 +111,19 @@ func TestRootTrackedByV1(t *testing.T) {
 		}
 		n.checkClean(t)
 	})
+	t.Run("killed stepd of a suspended step", func(t *testing.T) {
+		p, id := n.startTicker(t)
+		ok(t, "suspend", n.ctl(t, "suspend", id))
+		if state := readFile(t, filepath.Join("/sys/fs/cgroup/freezer", n.freezerOf(t, id), "freezer.state")); state != "FROZEN\n" {
+			t.Errorf("the tasks' cgroup is %q", state)
+		}
+		must(t, killNow(n.findProcess(t, "stepd").pid))
+		if r := p.wait(t); r.code != 1 {
+			t.Errorf("run: %v", r)
+		}
+		n.checkClean(t)
+		contains(t, "reason", n.ended(t, id).Reason, "SIGKILL")
+	})
 	t.Run("killed stepd", func(t *testing.T) {
 		p, step := startStubborn(t, n)
 		must(t, killNow(n.findProcess(t, "stepd").pid))
@@ -137,6 +150,19 @@ func TestRootTrackedByV1(t *testing.T) {
 		n.checkClean(t)
 	})
 	n.serves(t)
+}
+
+// freezerOf is the cgroup of a step's first task below v1's freezer.
+func (n *node) freezerOf(t *testing.T, id string) string {
+	t.Helper()
+	text := readFile(t, fmt.Sprintf("/proc/%d/cgroup", *n.show(t, id).Tasks[0].PID))
+	for line := range strings.Lines(text) {
+		if _, path, ok := strings.Cut(strings.TrimSpace(line), ":freezer:"); ok {
+			return path
+		}
+	}
+	t.Fatalf("no freezer in %q", text)
+	return ""
 }
 
 // TestRootKilledByV1: so many processes that nothing can be measured beside them, and that
