@@ -450,7 +450,7 @@ func prologWords(rec *step.Record, now time.Time) string {
 		switch t := &rec.Tasks[i]; {
 		case t.State != step.TaskStarting:
 			return ""
-		case t.Doing != nil && t.Doing.Stage == explain.StageTaskProlog:
+		case t.Doing != nil && t.Doing.Stage == eventlog.PhaseTaskProlog:
 			ranks = append(ranks, t.Rank)
 		}
 	}

@@ -52,6 +52,7 @@ const (
 	EventStageEnd   = "stage_end"
 	EventHookStart  = "hook_start"
 	EventHookEnd    = "hook_end"
+	EventHookCrash  = "hook_crash" // the hook has ended its process; Text is how
 	EventTaskFork   = "task_fork"
 	EventTaskExec   = "task_exec"
 	EventTaskExit   = "task_exit"
@@ -67,6 +68,13 @@ const (
 	EventHeldOpen   = "held_open" // Text names the process that has kept a stream open after the step's end
 	EventUsage      = "usage"
 	EventEnd        = "end"
+)
+
+// The phases that stepd does not name by itself: noded's part of the launch, and what runs in the
+// tasks between the gate and their exec.
+const (
+	PhaseProlog     = "prolog"
+	PhaseTaskProlog = "task_prolog"
 )
 
 // AppendTo appends the event as a line of the log, with its newline: what

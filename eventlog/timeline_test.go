@@ -1,12 +1,14 @@
 package eventlog
 
 import (
+	"cmp"
 	"encoding/xml"
 	"errors"
 	"flag"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +40,8 @@ func launched(n int) []Event {
 		add(to, Event{Event: EventHookEnd, Plugin: plugin, Hook: "slurm_spank_" + name, Rank: rank, DurUS: ptr(int64(to - from)), RC: &rc})
 	}
 	add(0, Event{Event: EventRequest})
-	add(1500, Event{Event: EventAccepted})
+	add(900, Event{Event: EventAccepted})
+	stage(950, 1400, PhaseProlog)
 	stage(1600, 1700, "proctrack")
 	stage(1700, 3200, "spankhost")
 	stage(3200, 4000, "load")
@@ -59,7 +62,7 @@ func launched(n int) []Event {
 	add(end+900, Event{Event: EventStageEnd, Phase: "exit", DurUS: ptr(int64(700)), Text: "a plugin\x1b failed"})
 	hook(end+300, end+800, "renice.so", "exit", nil, -1)
 	add(end+2000, Event{Event: EventStageEnd, Phase: "undo proctrack", DurUS: ptr(int64(1000))})
-	add(end+2100, Event{Event: EventEnd})
+	add(end+2100, Event{Event: EventEnd, State: step.Completed})
 	return events
 }
 
@@ -68,7 +71,54 @@ func build(events []Event) *Timeline {
 	for i := range events {
 		b.Add(&events[i])
 	}
-	return b.Done(t0.Add(time.Second))
+	t := b.Done(t0.Add(time.Second))
+	t.Head = HeadOf(&step.Record{
+		ID: step.ID{Job: 12}, User: "alice", State: step.Running, Command: []string{"./a.out", "--title", "a <b> & \x1b[31m 日本"},
+	})
+	if n := len(events); n > 0 && events[n-1].Event == EventEnd {
+		t.State, t.Error = events[n-1].State, events[n-1].Text
+	}
+	return t
+}
+
+// crashed is the log of a step in whose launch a plugin has crashed: the hook's start stands behind
+// its end in the log, as in stepd's.
+func crashed() []Event {
+	at := func(ms int, e Event) Event {
+		e.Time = t0.Add(time.Duration(ms) * time.Millisecond)
+		return e
+	}
+	const plugin, hook, why = "rude.so", "slurm_spank_user_init", "killed by SIGSEGV at rude.so+0x250f"
+	return []Event{
+		at(0, Event{Event: EventRequest}), at(2, Event{Event: EventAccepted}),
+		at(10, Event{Event: EventStageStart, Phase: "user_init"}),
+		at(60, Event{Event: EventStageEnd, Phase: "user_init", Text: "spankhost is gone"}),
+		at(61, Event{Event: EventHookCrash, Plugin: plugin, Hook: hook, Text: why}),
+		at(62, Event{Event: EventStageEnd, Phase: "kill", DurUS: ptr(int64(900))}),
+		at(20, Event{Event: EventHookStart, Plugin: plugin, Hook: hook}),
+		at(90, Event{Event: EventStageEnd, Phase: "undo spankhost", DurUS: ptr(int64(27000))}),
+		at(91, Event{Event: EventEnd, State: step.Failed, Text: `plugin "rude.so": slurm_spank_user_init: ` + why}),
+	}
+}
+
+// prologs is the log of a step whose TaskProlog has ended one of its tasks; a failed one has run.
+func prologs() []Event {
+	at := func(ms int, e Event) Event {
+		e.Time = t0.Add(time.Duration(ms) * time.Millisecond)
+		return e
+	}
+	return []Event{
+		at(0, Event{Event: EventRequest}), at(2, Event{Event: EventAccepted}),
+		at(10, Event{Event: EventStageStart, Phase: "gate"}), at(11, Event{Event: EventStageEnd, Phase: "gate"}),
+		at(11, Event{Event: EventStageStart, Phase: PhaseTaskProlog}),
+		at(200, Event{Event: EventTaskExec, Rank: ptr(0)}),
+		at(300, Event{Event: EventTaskExit, Rank: ptr(1), Status: ptr(step.ExitedWith(1))}),
+		at(300, Event{Event: EventStageEnd, Phase: PhaseTaskProlog, DurUS: ptr(int64(289000))}),
+		at(900, Event{Event: EventTaskExit, Rank: ptr(0), Status: ptr(step.SignaledBy(11))}),
+		at(900, Event{Event: EventStageEnd, Phase: "task_epilog", DurUS: ptr(int64(40000))}),
+		at(950, Event{Event: EventStageEnd, Phase: "kill", DurUS: ptr(int64(49000))}),
+		at(951, Event{Event: EventEnd, State: step.Failed, Text: "task 0: Segmentation fault"}),
+	}
 }
 
 // TestText: golden texts of two widths, in which no line is wider than the terminal.
@@ -79,14 +129,15 @@ func TestText(t *testing.T) {
 		cut++
 	}
 	for name, events := range map[string][]Event{
-		"two": launched(2), "many": launched(64), "running": running[:cut], "launching": launched(2)[:9], "none": nil,
+		"two": launched(2), "many": launched(64), "running": running[:cut], "launching": launched(2)[:11], "none": nil,
+		"crash": crashed(), "prolog": prologs(), "prolog-runs": prologs()[:6], "accepted": launched(2)[:2],
 	} {
 		for _, size := range []struct {
 			name    string
 			columns int
 			colour  bool
 		}{{"80", 80, false}, {"200", 200, false}, {"60-colour", 60, true}} {
-			text := build(events).Text("step 12.0", size.columns, size.colour)
+			text := build(events).Text(size.columns, size.colour)
 			path := filepath.Join("testdata", name+"-"+size.name+".golden")
 			if *update {
 				if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
@@ -116,7 +167,15 @@ func TestSVG(t *testing.T) {
 	for _, s := range tl.Sections {
 		spans += len(s.Spans)
 	}
-	picture := tl.SVG("step <12.0> & \x1b more")
+	tl.Error, tl.State = "task 0: Exited with exit code 3", step.Failed
+	picture := tl.SVG()
+	for _, want := range []string{
+		"<title>step 12.0  FAILED  alice: ./a.out --title a &lt;b&gt; &amp; ?[31m 日本</title>", `fill="#c62828">task 0: Exited with exit code 3</text>`,
+	} {
+		if !strings.Contains(picture, want) {
+			t.Errorf("the picture has no %q:\n%s", want, picture)
+		}
+	}
 	d := xml.NewDecoder(strings.NewReader(picture))
 	bars := 0
 	for {
@@ -172,6 +231,52 @@ func TestSections(t *testing.T) {
 	}
 	find(2, "renice.so: task_exit")
 	find(2, "undo proctrack")
+	if s := find(0, "stepd"); s.BeginUS != 1400 || s.EndUS != 1600 {
+		t.Errorf("%+v", s)
+	}
+	if s := find(0, "exec"); s.BeginUS != 6600 || s.EndUS != 8630 || s.Open {
+		t.Errorf("%+v", s)
+	}
+	if s := build(launched(64)[:2]).Sections[0].Spans; len(s) != 2 || s[1].Name != "stepd" || s[1].EndUS != 1_000_000 {
+		t.Errorf("of a stepd that has not begun: %+v", s)
+	}
+}
+
+// TestSectionsAccountForAllTime: between the first and the last event of a step there is no moment of
+// which no bar says what took it, but for what the daemons take between two parts.
+func TestSectionsAccountForAllTime(t *testing.T) {
+	const between = 5000 // microseconds
+	for name, events := range map[string][]Event{"launched": launched(2), "crashed": crashed(), "prologs": prologs()} {
+		var spans []Span
+		for _, s := range build(events).Sections {
+			spans = append(spans, s.Spans...)
+		}
+		slices.SortFunc(spans, func(a, b Span) int { return cmp.Compare(a.BeginUS, b.BeginUS) })
+		covered := int64(0)
+		for _, s := range spans {
+			if s.BeginUS > covered+between {
+				t.Errorf("%s: from %d to %d µs nothing is named", name, covered, s.BeginUS)
+			}
+			covered = max(covered, s.EndUS)
+		}
+	}
+}
+
+// TestCrashedHook: the bar of a hook that has ended its process ends there, and a failed launch has
+// its end under "end".
+func TestCrashedHook(t *testing.T) {
+	tl := build(crashed())
+	if len(tl.Sections) != 2 || tl.Sections[0].Name != "launch" || tl.Sections[1].Name != "end" {
+		t.Fatalf("sections: %+v", tl.Sections)
+	}
+	for _, s := range tl.Sections[0].Spans {
+		if s.Kind == KindHook && (s.EndUS != 61_000 || s.Open || s.Error != "killed by SIGSEGV at rude.so+0x250f") {
+			t.Errorf("%+v", s)
+		}
+	}
+	if end := tl.Sections[1].Spans; len(end) != 2 || end[0].Name != "kill" || end[1].Name != "undo spankhost" {
+		t.Errorf("end: %+v", end)
+	}
 }
 
 // TestTicks: there are a few, within the section.
@@ -201,8 +306,9 @@ func FuzzBuild(f *testing.F) {
 			a += b % 1e9
 		}
 		tl := builder.Done(t0)
-		tl.Text(plugin, 80, false)
-		d := xml.NewDecoder(strings.NewReader(tl.SVG(phase)))
+		tl.Head = Head{Name: phase, Command: []string{plugin}, Error: phase}
+		tl.Text(80, false)
+		d := xml.NewDecoder(strings.NewReader(tl.SVG()))
 		for {
 			if _, err := d.Token(); errors.Is(err, io.EOF) {
 				return
@@ -231,7 +337,7 @@ func TestShortStage(t *testing.T) {
 			got = append(got, s.Name)
 		}
 	}
-	if want := "streams load user_init gate"; strings.Join(got, " ") != want {
+	if want := "streams load user_init gate exec"; strings.Join(got, " ") != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }
@@ -250,7 +356,7 @@ func TestTimelineFailedTasks(t *testing.T) {
 			b.Add(&Event{Time: at.Add(2 * time.Millisecond), Event: EventTaskExit, Rank: &rank, Status: &status})
 		}
 		var text string
-		for _, line := range strings.Split(b.Done(at.Add(time.Second)).Text("step 1.0", 80, true), "\n") {
+		for _, line := range strings.Split(b.Done(at.Add(time.Second)).Text(80, true), "\n") {
 			if strings.Contains(line, "failed: ") {
 				text += line
 			}

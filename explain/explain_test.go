@@ -82,7 +82,7 @@ func cases() map[string]struct {
 		}},
 		"ended in its TaskProlog": {ran(step.Failed, 1, func(r *step.Record) {
 			r.Tasks[0].End(step.SignaledBy(syscall.SIGINT))
-			r.Tasks[0].State, r.Tasks[0].Stage = step.TaskFailed, StageTaskProlog
+			r.Tasks[0].State, r.Tasks[0].Stage = step.TaskFailed, eventlog.PhaseTaskProlog
 			r.ExitCode, r.Reason = ptr(130), "task 0: Interrupt"
 		}), []eventlog.Event{at(-100, eventlog.Event{Event: eventlog.EventTaskSignal, Rank: ptr(0), Signal: ptr(2)})}},
 		"crash of a plugin in the launch": {ran(step.Failed, 2, func(r *step.Record) {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stepd/eventlog"
 	"stepd/step"
 )
 
@@ -55,6 +56,8 @@ func (e *explainer) stages() {
 				f.Text += ": " + s.Error
 			}
 			f.Hint = stageHints()[s.Name]
+		case launch && s.Ended == nil && e.inProlog(s):
+			continue // what its ranks do is said below
 		case launch && s.Ended == nil && !e.rec.State.Final():
 			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s, for %s", s.Name, does, round(e.now.Sub(s.Begun)))
 			if s.Name == "streams" {
@@ -69,6 +72,13 @@ func (e *explainer) stages() {
 		}
 		e.add(f)
 	}
+}
+
+// inProlog reports whether the stage is the tasks' prologs, and what ranks do there is known.
+func (e *explainer) inProlog(s *Stage) bool {
+	return s.Name == eventlog.PhaseTaskProlog && slices.ContainsFunc(e.rec.Tasks, func(t step.Task) bool {
+		return t.Doing != nil && t.Doing.Stage == eventlog.PhaseTaskProlog
+	})
 }
 
 // pluginStopped reports whether the launch has stopped at a stage for a plugin, which a finding
@@ -498,9 +508,6 @@ func (e *explainer) leftovers() {
 	}
 }
 
-// StageTaskProlog is the stage of a task that runs TaskProlog or --task-prolog.
-const StageTaskProlog = "task_prolog"
-
 // doing finds processes of a step that does not go on: in a hook, stopped, or
 // asleep in the kernel.
 func (e *explainer) doing() {
@@ -536,7 +543,7 @@ func (e *explainer) doing() {
 			f.Text = fmt.Sprintf("%s; the first of them is %s", g.who(), g.first.Doing)
 		}
 		switch {
-		case k.stage == StageTaskProlog:
+		case k.stage == eventlog.PhaseTaskProlog:
 			f.Text += ": its TaskProlog or --task-prolog has not ended"
 			f.Hint = "PrologEpilogTimeout in slurm.conf bounds it; stepctl cancel ends it with the step"
 		case k.state == "T":

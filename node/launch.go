@@ -274,19 +274,16 @@ func (l *launching) writeScript() error {
 	return nil
 }
 
-// prologStage is the stage of a launch that noded writes of.
-const prologStage = "prolog"
-
 // prolog runs the job's prolog, or waits for it, as a stage of this step.
 func (l *launching) prolog() error {
 	f, events := l.f, l.res.events
 	begin := time.Now()
-	if err := f.n.spool.Log(events, eventlog.Event{Time: begin, Event: eventlog.EventStageStart, Phase: prologStage}); err != nil {
+	if err := f.n.spool.Log(events, eventlog.Event{Time: begin, Event: eventlog.EventStageStart, Phase: eventlog.PhaseProlog}); err != nil {
 		return err
 	}
 	err := f.n.runProlog(f.job)
 	end := time.Now()
-	ev := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: prologStage, DurUS: new(end.Sub(begin).Microseconds())}
+	ev := eventlog.Event{Time: end, Event: eventlog.EventStageEnd, Phase: eventlog.PhaseProlog, DurUS: new(end.Sub(begin).Microseconds())}
 	if err != nil {
 		ev.Text = err.Error()
 	}

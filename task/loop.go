@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,7 +51,11 @@ type loop struct {
 	halt    context.CancelFunc
 	// helpers evict the host, for which the kernel may take 10 ms, and wait for unheard.
 	helpers sync.WaitGroup
-	done    chan struct{} // closed with the loop
+	// prolog is when the tasks' prologs began, nil where there are none or all are over; epilog when
+	// the first task's epilogs did.
+	prolog *time.Time
+	epilog atomic.Pointer[time.Time]
+	done   chan struct{} // closed with the loop
 }
 
 // deadline is a time that something is due; c is nil where nothing is.
@@ -67,6 +73,10 @@ func newLoop(s *Step) *loop {
 		Step: s, waited: make(chan error, 1), cancelled: s.causes.cancelled, limit: newTimeLimit(s.plan.Spec),
 		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), stops: newStopWatch(s.host), halt: func() {}, settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
 	}
+	if slices.ContainsFunc(taskScripts(s.plan.Spec), func(script launch.TaskScript) bool { return !script.Epilog }) {
+		l.prolog = &now
+		l.messages.event(eventlog.Event{Time: now, Event: eventlog.EventStageStart, Phase: eventlog.PhaseTaskProlog})
+	}
 	go func() {
 		l.waited <- s.host.Wait(func(e launch.TaskEnd) {
 			select {
@@ -79,6 +89,12 @@ func newLoop(s *Step) *loop {
 }
 
 func (l *loop) stop() {
+	if l.prolog != nil { // the step's end did not wait for it
+		l.messages.span(eventlog.PhaseTaskProlog, *l.prolog, nil)
+	}
+	if began := l.epilog.Load(); began != nil {
+		l.messages.span("task_epilog", *began, nil)
+	}
 	l.limit.stop()
 	l.kill.stop()
 	l.hooks.stop()
@@ -108,6 +124,14 @@ func (l *loop) run() error {
 	}
 	l.waitFailed(err)
 	return nil
+}
+
+// endProlog notes the end of the tasks' prologs when the last task has exec'd, or ended.
+func (l *loop) endProlog() {
+	if l.prolog != nil && l.tasks.launched.Load() {
+		l.messages.span(eventlog.PhaseTaskProlog, *l.prolog, nil)
+		l.prolog = nil
+	}
 }
 
 // next waits for one thing to happen and does what it asks for. Its error ends
@@ -293,6 +317,7 @@ func (l *loop) taskExeced(id int) {
 	l.unreported = true
 	l.ledger.write(func(rec *step.Record) { rec.Tasks[id].State = step.TaskRunning })
 	l.messages.event(eventlog.Event{Event: eventlog.EventTaskExec, Rank: &l.plan.Ranks[id], PID: p.pid})
+	l.endProlog()
 	l.reportLaunched()
 }
 
@@ -334,8 +359,9 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	}
 	status, failed, crash := l.recordEnd(e, was)
 	l.unreported = l.unreported || failed
-	if crash != "" {
-		l.messages.sayError(crash)
+	if crash != nil {
+		l.messages.crashed(crash)
+		l.messages.sayError(crash.Error())
 	}
 	if was == taskForked && !failed {
 		// A short task's end may be heard before its exec.
@@ -343,6 +369,7 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	}
 	l.messages.event(eventlog.Event{Event: eventlog.EventTaskExit, Rank: &rank, PID: p.pid, Status: &e.Status})
 	l.plugins.postTerm(e)
+	l.endProlog()
 	l.reportLaunched()
 	l.d.Audience.TaskExited(rank, status)
 	if l.d.MPI != nil {
@@ -356,8 +383,8 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 // recordEnd writes the end of a task, which was in a phase before it, into the record. The
 // returned status is the one that counts for the step: a task that was killed in a hook
 // counts as exit code 1, one whose hook has called exit(n) as n, as in Slurm, and crash
-// says so. failed: it has run no program.
-func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatus, failed bool, crash string) {
+// says so, nil of any other end. failed: it has run no program.
+func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatus, failed bool, crash *launch.HookError) {
 	place, killed := s.host.Where(e.LocalID), s.tasks.list[e.LocalID].cause
 	hook, inHook := s.host.Crash(e.LocalID, hookEnd(e.Status, killed))
 	sig, signaled := e.Status.Signaled()
@@ -388,7 +415,7 @@ func (s *Step) recordEnd(e launch.TaskEnd, was taskPhase) (status step.ExitStatu
 		}
 	})
 	if failed && inHook {
-		crash = hook.Error()
+		crash = hook
 	}
 	return status, failed, crash
 }
@@ -400,6 +427,7 @@ func (l *loop) trackEpilog(localID, pid int) error {
 		return fmt.Errorf("internal error: spankhost told an epilog of task %d beyond %d tasks", localID, len(l.plan.Ranks))
 	}
 	rank := l.plan.Ranks[localID]
+	l.epilog.CompareAndSwap(nil, new(l.d.Now()))
 	err := l.d.Tracker.Add(rank, pid)
 	if err != nil {
 		l.messages.log(fmt.Sprintf("cannot run the epilog of task %d: %v", rank, err))

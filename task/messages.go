@@ -41,6 +41,11 @@ func (m *messages) span(name string, start time.Time, err error) {
 	m.audience.Event(e)
 }
 
+// crashed writes that a plugin's hook has ended its process.
+func (m *messages) crashed(h *launch.HookError) {
+	m.event(eventlog.Event{Event: eventlog.EventHookCrash, Plugin: h.Plugin, Hook: h.Hook, Rank: h.Rank, Text: h.Cause})
+}
+
 // log writes a line for the administrator.
 func (m *messages) log(text string) { m.audience.Log(launch.LogError, text) }
 

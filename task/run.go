@@ -339,6 +339,9 @@ func (l *startup) openGate(context.Context) error {
 func (s *Step) hostDied() error {
 	s.hookErrors.flush()
 	plugin, err := s.host.died()
+	if plugin != nil {
+		s.messages.crashed(plugin)
+	}
 	if !s.gate.opened || plugin == nil || plugin.Required {
 		s.messages.sayError(err.Error())
 		return err

@@ -654,4 +654,8 @@ func TestTaskCrashInHook(t *testing.T) {
 	if *rec.ExitCode != 1 || rec.Reason != want {
 		t.Errorf("exit code %d, reason %q; want 1, %q", *rec.ExitCode, rec.Reason, want)
 	}
+	crash := slices.IndexFunc(r.events, func(e eventlog.Event) bool { return e.Event == eventlog.EventHookCrash })
+	if crash < 0 || r.events[crash].Text != "killed by SIGSEGV" || r.events[crash].Plugin != "x.so" || r.events[crash].Hook != "slurm_spank_task_init" || *r.events[crash].Rank != 1 {
+		t.Errorf("events %+v", r.events)
+	}
 }

@@ -1,8 +1,10 @@
 package task
 
 import (
+	"strings"
 	"testing"
 
+	"stepd/eventlog"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -27,5 +29,29 @@ func TestTaskScripts(t *testing.T) {
 	spec.Scripts.TimeoutS = 7
 	if got = taskScripts(spec); got[1].TimeoutS != 7 || got[2].TimeoutS != 5 || got[3].TimeoutS != 7 {
 		t.Errorf("with PrologEpilogTimeout: %v", got)
+	}
+}
+
+// TestPrologEvents: the time of the tasks' prologs stands in the event log, from the gate to the last
+// exec, and without prologs there is none.
+func TestPrologEvents(t *testing.T) {
+	for _, path := range []string{"", "/up"} {
+		r := newRig(t)
+		r.spec.TaskProlog = path
+		r.run(t)
+		var told []string
+		for _, e := range r.events {
+			if e.Phase == eventlog.PhaseTaskProlog || e.Event == eventlog.EventTaskExec || e.Phase == "kill" {
+				told = append(told, e.Event)
+			}
+		}
+		want := "stage_start task_exec task_exec stage_end stage_end"
+		if path == "" {
+			want = "task_exec task_exec stage_end"
+		}
+		// The ends may come before the execs are heard, each with its own.
+		if got := strings.Join(told, " "); got != want {
+			t.Errorf("with %q: %s, want %s", path, got, want)
+		}
 	}
 }

@@ -88,7 +88,11 @@ func EventsCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "events [options] JOB[.STEP]", Short: "print a step's event log, one JSON object a line", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			_, err := eachEvent(&from, args[0], follow, func(line []byte) error {
+			s, err := from.choose()
+			if err != nil {
+				return err
+			}
+			_, err = eachEvent(s, args[0], follow, func(line []byte) error {
 				if rest, ok := bytes.CutPrefix(line, []byte("{")); asJSON && ok {
 					line = append(fmt.Appendf(nil, `{"schema":%d,`, step.Schema), rest...)
 				}
@@ -104,24 +108,33 @@ func EventsCommand(d *client.Dialer) *cobra.Command {
 	return c
 }
 
-// eachEvent hands every line of the log of the step that name means to f.
-func eachEvent(from *sources, name string, follow bool, f func([]byte) error) (id step.ID, err error) {
-	s, err := from.choose()
+// eachEvent hands every line of the log of the step that name means to f, and returns its id.
+func eachEvent(s source, name string, follow bool, f func([]byte) error) (step.ID, error) {
+	id, err := client.OneStep(name, s.known)
 	if err != nil {
 		return id, err
 	}
-	if id, err = client.OneStep(name, s.records); err != nil {
-		return id, err
-	}
 	for line, err := range s.lines(id, follow) {
-		if err != nil {
-			return id, err
+		if err == nil {
+			err = f(line)
 		}
-		if err := f(line); err != nil {
+		if err != nil {
 			return id, err
 		}
 	}
 	return id, nil
+}
+
+// head is what a timeline says of its step; a step of slurmd that has just begun has no record yet.
+func head(s source, id step.ID) (eventlog.Head, error) {
+	recs, err := s.known(api.Ref(id))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(recs) != 1 {
+		return eventlog.HeadOf(&step.Record{ID: id, State: step.Starting}), nil
+	}
+	if err != nil {
+		return eventlog.Head{}, err
+	}
+	return eventlog.HeadOf(recs[0]), nil
 }
 
 // TimelineCommand is the verb timeline.
@@ -132,8 +145,12 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 	c := &cobra.Command{
 		Use: "timeline [options] JOB[.STEP]", Short: "show where the time of a step went", Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
+			s, err := from.choose()
+			if err != nil {
+				return err
+			}
 			var b eventlog.TimelineBuilder
-			id, err := eachEvent(&from, args[0], false, func(line []byte) error {
+			id, err := eachEvent(s, args[0], false, func(line []byte) error {
 				var e eventlog.Event
 				if err := json.Unmarshal(line, &e); err != nil {
 					return fmt.Errorf("cannot parse an event: %w", err)
@@ -144,19 +161,22 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			t, title := b.Done(time.Now()), "step "+id.Name()
+			t := b.Done(time.Now())
+			if t.Head, err = head(s, id); err != nil {
+				return err
+			}
 			switch {
 			case asJSON:
 				return client.PrintJSON("timeline", t)
 			case svg == "-":
-				_, err = io.WriteString(os.Stdout, t.SVG(title))
+				_, err = io.WriteString(os.Stdout, t.SVG())
 			case svg != "":
-				if err := os.WriteFile(svg, []byte(t.SVG(title)), 0o666); err != nil {
+				if err := os.WriteFile(svg, []byte(t.SVG()), 0o666); err != nil {
 					return fmt.Errorf("cannot write the picture: %w", err)
 				}
 			default:
 				columns, _ := terminal.ScreenSize(os.Stdout)
-				_, err = io.WriteString(os.Stdout, t.Text(title, cmp.Or(columns, 80), terminal.Colours(os.Stdout)))
+				_, err = io.WriteString(os.Stdout, t.Text(cmp.Or(columns, 80), terminal.Colours(os.Stdout)))
 			}
 			return err
 		},

@@ -23,8 +23,9 @@ import (
 
 // source is who knows a step: noded, or what slurmstepd has left in slurmd's spool.
 type source interface {
-	// records are a step's, or a job's.
+	// records are a step's, or a job's, with what its processes do; known are those without.
 	records(ref api.StepRef) ([]*step.Record, error)
+	known(ref api.StepRef) ([]*step.Record, error)
 	// lines are a step's events, as JSON; with follow until it ends.
 	lines(id step.ID, follow bool) iter.Seq2[json.RawMessage, error]
 }
@@ -90,12 +91,15 @@ func (s asked) records(ref api.StepRef) (recs []*step.Record, err error) {
 	})
 	if code := api.CodeOf(err); code == api.Unavailable || code == api.DeadlineExceeded {
 		unanswered := err
-		recs, err = client.Ask(s.d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
-		if err == nil {
+		if recs, err = s.known(ref); err == nil {
 			terminal.Say("%s: what its processes do is not known", unanswered)
 		}
 	}
 	return recs, err
+}
+
+func (s asked) known(ref api.StepRef) ([]*step.Record, error) {
+	return client.Ask(s.d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
 }
 
 func (s asked) lines(id step.ID, follow bool) iter.Seq2[json.RawMessage, error] {
@@ -109,6 +113,8 @@ func (s spooled) records(ref api.StepRef) ([]*step.Record, error) {
 	recs, err := s.archive.Records(ref.JobID, ref.StepID)
 	return recs, s.explain(err)
 }
+
+func (s spooled) known(ref api.StepRef) ([]*step.Record, error) { return s.records(ref) }
 
 func (s spooled) lines(id step.ID, follow bool) iter.Seq2[json.RawMessage, error] {
 	return func(yield func(json.RawMessage, error) bool) {
