@@ -87,6 +87,8 @@ type RunReply struct {
 	Envelope
 	JobID  uint32 `json:"job_id"`
 	StepID uint32 `json:"step_id"`
+	// ID is the step as users name it: "12.batch".
+	ID string `json:"id"`
 	// SocketDir and SocketName are where the step's stepd listens (package stepapi).
 	SocketDir  string `json:"socket_dir"`
 	SocketName string `json:"socket_name"`
@@ -171,6 +173,7 @@ type AdoptReply struct {
 	Envelope
 	JobID  uint32 `json:"job_id"`
 	StepID uint32 `json:"step_id"`
+	ID     string `json:"id"`
 	Cgroup string `json:"cgroup"`
 	// Namespaces are paths of the job's, for setns(2) by the process itself, by the
 	// names of /proc/PID/ns. A job without a container has none.
@@ -309,9 +312,11 @@ type NodeJob struct {
 	// Suspended is since when, null where it is not.
 	Suspended *time.Time `json:"suspended"`
 	// MemoryMB is null where the job was given no share of the memory.
-	MemoryMB *uint64  `json:"memory_mb"`
-	Gres     string   `json:"gres"`
-	Steps    []uint32 `json:"steps"`
+	MemoryMB *uint64 `json:"memory_mb"`
+	Gres     string  `json:"gres"`
+	// Steps are the numbers of its steps, IDs the steps as users name them.
+	Steps []uint32 `json:"steps"`
+	IDs   []string `json:"ids"`
 	// State is RUNNING, or COMPLETING where the job takes no steps any more; "" of an older noded.
 	State string `json:"state"`
 	// Doing is "prolog" or "epilog" while the job's runs, else "".
@@ -337,6 +342,7 @@ type NodeWaiting struct {
 // NodeUnkillable is a step with processes that SIGKILL does not end.
 type NodeUnkillable struct {
 	step.ID
+	IDName    string          `json:"id"`
 	Since     time.Time       `json:"since"`
 	Text      string          `json:"text"`
 	Processes []step.Survivor `json:"processes"`
@@ -383,6 +389,7 @@ type DryRun struct {
 	Schema int `json:"schema"`
 	// The step's number is the one that it would have, if no other came between.
 	step.ID
+	IDName string   `json:"id"`
 	User   string   `json:"user"`
 	UID    uint32   `json:"uid"`
 	Node   string   `json:"node"`

@@ -392,7 +392,7 @@ func (a *attached) copyLines(conn *os.File) {
 // connect connects to the step's stepd, and asks to see its output.
 func (a *attached) connect(d *Dialer, watch *stepapi.Watch) (*stepapi.Watched, *os.File, error) {
 	path, _ := d.Path()
-	conn, err := stepapi.DialDir(context.Background(), filepath.Join(filepath.Dir(path), "steps"), a.rec.ID.String()+".sock") // beside noded's
+	conn, err := stepapi.DialDir(context.Background(), filepath.Join(filepath.Dir(path), "steps"), a.rec.ID.Key()+".sock") // beside noded's
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
 		err = &errLost{a.rec.ID, err}
 	}

@@ -121,7 +121,8 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	spec := reply.Spec
 	o.TellMemory(p)
 	if o.Verbose > 0 {
-		terminal.Say("job %d step %d", reply.JobID, reply.StepID)
+		_, number, _ := strings.Cut(step.ID{Job: reply.JobID, Step: reply.StepID}.Name(), ".")
+		terminal.Say("job %d step %s", reply.JobID, number)
 	}
 	l := &launch{
 		client: client, node: reply.Node, id: step.ID{Job: reply.JobID, Step: reply.StepID},

@@ -26,7 +26,7 @@ func (t *Timeline) Text(columns int, colour bool) string {
 
 // title is the step, its state, its user and its command.
 func (h *Head) title() (name, rest string) {
-	return "step " + h.Name, fmt.Sprintf("  %s  %s: %s", h.State, h.User, strings.Join(h.Command, " "))
+	return "step " + h.IDName, fmt.Sprintf("  %s  %s: %s", h.State, h.User, strings.Join(h.Command, " "))
 }
 
 // end says how the step has ended, and why.
@@ -70,7 +70,7 @@ func (d *drawing) head(t *Timeline) {
 	d.b.WriteString(d.paint(bold, name) + printable.Fit(printable.Line(rest, 0), d.columns-utf8.RuneCountInString(name)) + "\n")
 	hint, code := "", ""
 	if t.Error != "" || !t.State.Final() {
-		hint = " (stepctl explain " + t.Name + ")"
+		hint = " (stepctl explain " + t.IDName + ")"
 	}
 	if t.Error != "" {
 		code = red

@@ -18,6 +18,8 @@ type Event struct {
 	Event  string    `json:"event"`
 	JobID  *uint32   `json:"job_id,omitempty"`
 	StepID *uint32   `json:"step_id,omitempty"`
+	// ID is the step as users name it: "17.batch".
+	ID string `json:"id,omitempty"`
 	// Phase is the stage of the launch (stage_start, stage_end).
 	Phase string `json:"phase,omitempty"`
 	// DurUS is a duration in microseconds (stage_end, hook_end; of a kill the time until SIGKILL).
@@ -96,6 +98,7 @@ func (e *Event) AppendTo(b []byte) []byte {
 	b = appendString(b, e.Event)
 	b = appendNumber(b, `,"job_id":`, e.JobID)
 	b = appendNumber(b, `,"step_id":`, e.StepID)
+	b = appendText(b, `,"id":`, e.ID)
 	b = appendText(b, `,"phase":`, e.Phase)
 	b = appendNumber(b, `,"dur_us":`, e.DurUS)
 	b = appendText(b, `,"plugin":`, e.Plugin)

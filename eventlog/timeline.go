@@ -21,7 +21,7 @@ type Timeline struct {
 // Head says whose timeline it is.
 type Head struct {
 	step.ID
-	Name    string     `json:"id"`
+	IDName  string     `json:"id"`
 	User    string     `json:"user"`
 	State   step.State `json:"state"`
 	Command []string   `json:"command"`
@@ -31,7 +31,7 @@ type Head struct {
 
 // HeadOf is the head of a step's timeline.
 func HeadOf(rec *step.Record) Head {
-	return Head{ID: rec.ID, Name: rec.ID.Name(), User: rec.User, State: rec.State, Command: append([]string{}, rec.Command...), Error: rec.Reason}
+	return Head{ID: rec.ID, IDName: rec.ID.Name(), User: rec.User, State: rec.State, Command: append([]string{}, rec.Command...), Error: rec.Reason}
 }
 
 // Section is a part of a step's life with a scale of its own: a launch takes
@@ -150,7 +150,7 @@ func (b *TimelineBuilder) exit(e *Event, at int64) {
 	}
 }
 
-// startStage begins a stage of the launch: those of the end are reported once, when they are over.
+// startStage begins a stage of the launch: the stages of the end are reported once, when they are over.
 func (b *TimelineBuilder) startStage(name string, at int64) {
 	if name != PhaseProlog {
 		b.startStepd(at)

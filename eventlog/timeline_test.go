@@ -306,7 +306,7 @@ func FuzzBuild(f *testing.F) {
 			a += b % 1e9
 		}
 		tl := builder.Done(t0)
-		tl.Head = Head{Name: phase, Command: []string{plugin}, Error: phase}
+		tl.Head = Head{IDName: phase, Command: []string{plugin}, Error: phase}
 		tl.Text(80, false)
 		d := xml.NewDecoder(strings.NewReader(tl.SVG()))
 		for {

@@ -20,6 +20,7 @@ import (
 // Explanation is the document of `stepctl explain --json`.
 type Explanation struct {
 	step.ID
+	IDName   string     `json:"id"`
 	State    step.State `json:"state"`
 	ExitCode *int       `json:"exit_code"`
 	Signal   *int       `json:"signal"`
@@ -84,7 +85,7 @@ const findingsMax = 40
 func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanation {
 	e := &explainer{rec: rec, now: now, log: readLog(events)}
 	x := &Explanation{
-		ID: rec.ID, State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Reason: rec.Reason,
+		ID: rec.ID, IDName: rec.ID.Name(), State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Reason: rec.Reason,
 		Stage: e.stage(), MPI: e.mpi(),
 	}
 	for _, find := range []func(){

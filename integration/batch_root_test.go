@@ -65,6 +65,16 @@ exit 6
 	if log := n.wholeLog(t); strings.Contains(log, "step=1.4294967291") {
 		t.Errorf("the log has two names for a step: %s", log)
 	}
+	for _, verb := range []string{"show", "stat", "explain", "timeline", "events", "ps"} {
+		for _, id := range []string{"1.batch", "1.4294967291"} {
+			if r := n.ctl(t, verb, "--json", id); !strings.Contains(r.out, `"id":"1.batch"`) || !strings.Contains(r.out, `"step_id":4294967291`) {
+				t.Errorf("%s --json %s: %v", verb, id, r)
+			}
+		}
+		if r := n.ctl(t, verb, "2.batch"); r.code != 1 || r.err != "stepctl: error: no such step \"2.batch\"\n" {
+			t.Errorf("%s 2.batch: %v", verb, r)
+		}
+	}
 	doc := n.show(t, "1.4294967291")
 	if doc.StepID != 4294967291 || doc.NTasks != 1 || doc.State != "FAILED" || doc.ExitCode == nil || *doc.ExitCode != 6 || strings.Join(doc.Command, " ") != "job.sh arg" {
 		t.Errorf("the batch step: %+v", doc)

@@ -400,7 +400,7 @@ func (r *registry) whoHasIn(j *job, err error) string {
 	var words []string
 	for id, f := range r.steps {
 		if id.Job == j.ID {
-			words = append(words, holds("step "+id.String(), f.share.Held, err)...)
+			words = append(words, holds("step "+id.Name(), f.share.Held, err)...)
 		}
 	}
 	return sentence(words)

@@ -68,7 +68,7 @@ func (n launcher) Adopt(ctx context.Context, p api.Peer, in *api.AdoptRequest) (
 	}
 	n.places.addPID(j.ID, pid, owner)
 	f.log.WithField("pid", pid).Info("process adopted")
-	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, Cgroup: rec.CgroupTasks, Namespaces: n.pinned(j.ID)}, nil
+	return &api.AdoptReply{JobID: j.ID, StepID: f.id.Step, ID: f.id.Name(), Cgroup: rec.CgroupTasks, Namespaces: n.pinned(j.ID)}, nil
 }
 
 // samePIDs reports whether a client counts processes as noded does.

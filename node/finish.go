@@ -161,7 +161,7 @@ func (f *follower) cleanup() {
 	f.endPlace()
 	// The folder of the step's PMIx server, which stepd removes unless it was killed. No process
 	// of the step writes there any more, and what a user has put there goes beneath a descriptor.
-	if err := spool.RemoveBelow(f.n.spool.PMIxDir(), f.id.String()); err != nil {
+	if err := spool.RemoveBelow(f.n.spool.PMIxDir(), f.id.Key()); err != nil {
 		f.log.Warnf("%v", err)
 	}
 	// Where the spool does not answer, the next noded removes it.

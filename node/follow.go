@@ -546,6 +546,6 @@ func (n launcher) spawnStep(ctx context.Context, parent *follower, ask *stepapi.
 	if err != nil {
 		return nil, err
 	}
-	f.log.WithField("parent", parent.id.String()).WithField("ntasks", spec.NTasks).Info("step spawned")
+	f.log.WithField("parent", parent.id.Name()).WithField("ntasks", spec.NTasks).Info("step spawned")
 	return &stepapi.Answer{ID: &f.id, SocketDir: n.spool.StepsDir(), SocketName: n.spool.SocketName(f.id)}, nil
 }

@@ -99,7 +99,7 @@ func (j *job) share() selection.Share {
 func (j *job) doc() api.NodeJob {
 	d := api.NodeJob{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
-		CPUs: step.FormatCPUList(j.cpus), Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{},
+		CPUs: step.FormatCPUList(j.cpus), Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{}, IDs: []string{},
 		State: string(step.Running), NTasks: j.NTasks,
 	}
 	switch {

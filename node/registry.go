@@ -243,6 +243,9 @@ func (r *registry) usage() usage {
 			}
 		}
 		slices.Sort(d.Steps)
+		for _, number := range d.Steps {
+			d.IDs = append(d.IDs, step.ID{Job: d.ID, Step: number}.Name())
+		}
 		u.jobs = append(u.jobs, d)
 	}
 	slices.SortFunc(u.jobs, func(a, b api.NodeJob) int { return cmp.Compare(a.ID, b.ID) })

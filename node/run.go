@@ -50,7 +50,7 @@ func (n launcher) reply(f *follower, spec *step.Spec) *api.RunReply {
 	// The client has these, and they may be longer than an answer can be.
 	told.Argv, told.Env, told.SpankOptions, told.JobControl, told.Script = nil, nil, nil, nil, nil
 	return &api.RunReply{
-		JobID: f.id.Job, StepID: f.id.Step, Node: n.cfg.NodeName, Spec: &told,
+		JobID: f.id.Job, StepID: f.id.Step, ID: f.id.Name(), Node: n.cfg.NodeName, Spec: &told,
 		SocketDir: n.spool.StepsDir(), SocketName: n.spool.SocketName(f.id),
 	}
 }
@@ -273,7 +273,7 @@ func (n launcher) DryRun(ctx context.Context, caller api.Peer, in *api.RunReques
 
 func (n launcher) dryRunOf(ctx context.Context, spec *step.Spec, plan *launch.LimitPlan) (*api.DryRun, error) {
 	d := &api.DryRun{
-		Schema: step.Schema, ID: spec.ID, User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
+		Schema: step.Schema, ID: spec.ID, IDName: spec.ID.Name(), User: spec.User.Name, UID: spec.User.UID, Node: spec.NodeName,
 		Argv: spec.Argv, Cwd: spec.Cwd, NTasks: spec.NTasks, CPUs: spec.CPUs,
 		Gres:     append([]step.GresAlloc{}, spec.StepGres...),
 		GresEnv:  append([]string{}, spec.GresEnv...),

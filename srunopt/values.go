@@ -442,7 +442,7 @@ func expandLetter(letter byte, width int, whole string, s *step.Spec, rank int) 
 	if n, ok := numbers[letter]; ok {
 		return fmt.Sprintf("%0*d", width, n)
 	}
-	words := map[byte]string{'J': s.ID.String(), 'N': s.NodeName, 'u': s.User.Name, 'x': s.Name, '%': "%"}
+	words := map[byte]string{'J': s.ID.Key(), 'N': s.NodeName, 'u': s.User.Name, 'x': s.Name, '%': "%"}
 	if word, ok := words[letter]; ok {
 		return word
 	}

@@ -32,16 +32,21 @@ type ID struct {
 	Step uint32 `json:"step_id"`
 }
 
-// String is the form that users see and type: "12.0".
-func (id ID) String() string { return fmt.Sprintf("%d.%d", id.Job, id.Step) }
+// Key is the id in numbers, "12.4294967291": in names of files and values of protocols, which no user
+// reads.
+func (id ID) Key() string { return fmt.Sprintf("%d.%d", id.Job, id.Step) }
 
-// Name is how listings show the id: "12.0", "12.batch", "12.extern", "12.interactive".
+// Name is the id that users, logs and messages have: "12.0", "12.batch", "12.extern",
+// "12.interactive".
 func (id ID) Name() string {
 	if name, ok := reservedNames[id.Step]; ok {
 		return fmt.Sprintf("%d.%s", id.Job, name)
 	}
-	return id.String()
+	return id.Key()
 }
+
+// String is Name.
+func (id ID) String() string { return id.Name() }
 
 // ParseID reads the forms of Name. It returns an error that quotes s for anything else.
 func ParseID(s string) (ID, error) {

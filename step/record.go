@@ -11,6 +11,8 @@ import (
 // design §7. Numbers that are not known are null, never an invented zero.
 type Record struct {
 	ID
+	// IDName is ID.Name, for what prints the document: SetID sets both.
+	IDName    string     `json:"id,omitempty"`
 	Name      string     `json:"name"`
 	UID       uint32     `json:"uid"`
 	User      string     `json:"user"`
@@ -102,6 +104,9 @@ type Record struct {
 	// not read.
 	Usage *StepUsage `json:"usage,omitempty"`
 }
+
+// SetID gives the record its step.
+func (r *Record) SetID(id ID) { r.ID, r.IDName = id, id.Name() }
 
 // NoTaskRan reports whether the step has COMPLETED before its tasks ran: so ends a step of run
 // whose plugin fails in a hook of which spank(8) has exit code 0. Reason names both.

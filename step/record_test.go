@@ -21,7 +21,7 @@ const (
 // whose classifies every field of a Record, and of its tasks: a new field is to be added
 // here, and to Merge unless it is noded's.
 var whose = map[string]string{
-	"ID": nodeds, "Name": nodeds, "UID": nodeds, "User": nodeds, "Node": nodeds, "NTasks": nodeds,
+	"ID": nodeds, "IDName": nodeds, "Name": nodeds, "UID": nodeds, "User": nodeds, "Node": nodeds, "NTasks": nodeds,
 	"Command": nodeds, "Submitted": nodeds, "MPI": nodeds, "CPUs": nodeds, "CPUsOwn": nodeds,
 	"MemoryMB": nodeds, "Gres": nodeds, "GresOwn": nodeds, "TimeLimitS": nodeds,
 	"StepdPID": nodeds, "StepdStart": nodeds, "LauncherPID": nodeds, "LauncherStart": nodeds, "BootID": nodeds,

@@ -132,7 +132,7 @@ func (s *Step) LauncherLost() {
 	switch {
 	case s.plan.Spec.Parent != nil:
 		// They are connected, and their output has nowhere to go.
-		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.String() + ", is gone")
+		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.Name() + ", is gone")
 	case !s.tasks.launched.Load():
 		s.Cancel("the client went away before the tasks were started")
 	}

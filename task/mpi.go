@@ -65,7 +65,7 @@ func (t *teardown) awaitSpawned(err error) {
 		return
 	}
 	if err != nil {
-		t.d.Spawned.Cancel("the step that has spawned it, " + t.plan.Spec.ID.String() + ", has failed")
+		t.d.Spawned.Cancel("the step that has spawned it, " + t.plan.Spec.ID.Name() + ", has failed")
 	}
 	t.part("spawned", func() error { t.d.Spawned.Close(); return nil })
 }

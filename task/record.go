@@ -34,7 +34,7 @@ func newLedger(p *Plan, m *messages, streams Streams) *ledger {
 	spec := p.Spec
 	l := &ledger{messages: m, streams: streams, fails: make(map[int]launch.LaunchError)}
 	l.rec = step.Record{
-		ID: spec.ID, Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
+		ID: spec.ID, IDName: spec.ID.Name(), Name: spec.Name, UID: spec.User.UID, User: spec.User.Name,
 		Node: spec.NodeName, State: step.Pending, NTasks: spec.NTasks,
 		Command: spec.Argv, Submitted: m.now(), MPI: spec.MPI, CPUs: spec.CPUs,
 		Cgroup: spec.Proctrack.Dir, CgroupTasks: spec.Proctrack.Tasks, CgroupV1: spec.Confine.V1, StepdPID: unix.Getpid(),

@@ -357,7 +357,7 @@ func refs(d *client.Dialer, ended, jobs bool, word string) (out []string) {
 			continue
 		}
 		words := fmt.Sprintf("%s %s", client.StateWord(rec), printable.Line(rec.Name, 30))
-		if id := rec.ID.String(); strings.HasPrefix(id, word) {
+		if id := rec.ID.Name(); strings.HasPrefix(id, word) {
 			out = append(out, id+"\t"+words)
 		}
 		if id := fmt.Sprint(rec.ID.Job); jobs && !seen[rec.ID.Job] && strings.HasPrefix(id, word) {

@@ -103,6 +103,7 @@ type adoptDoc struct {
 	PID    int    `json:"pid"`
 	JobID  uint32 `json:"job_id"`
 	StepID uint32 `json:"step_id"`
+	ID     string `json:"id"`
 	Cgroup string `json:"cgroup"`
 	// Namespaces are paths for setns(2), by the names of /proc/PID/ns.
 	Namespaces map[string]string `json:"namespaces"`
@@ -178,7 +179,7 @@ func (a *adoption) ask(ctx context.Context, noded *api.Client) error {
 		return err
 	}
 	if a.asJSON {
-		return client.PrintJSON("adopted", adoptDoc{a.pid, r.JobID, r.StepID, r.Cgroup, r.Namespaces})
+		return client.PrintJSON("adopted", adoptDoc{a.pid, r.JobID, r.StepID, r.ID, r.Cgroup, r.Namespaces})
 	}
 	return nil
 }

@@ -253,9 +253,9 @@ func (u *topUI) key(key string) error {
 	case "r":
 		return u.do(" goes on", func(ctx context.Context, c *api.Client) error { return c.Unsuspend(ctx, ref) })
 	case "a":
-		return u.other(false, "attach", m.chosen.id.String())
+		return u.other(false, "attach", m.chosen.id.Name())
 	case "e":
-		return u.other(true, "explain", m.chosen.id.String())
+		return u.other(true, "explain", m.chosen.id.Name())
 	}
 	return nil
 }

@@ -235,7 +235,7 @@ func (d *private) nothingLeft(rec step.Record) {
 			d.t.Errorf("process %d is left: %s", *task.PID, b)
 		}
 	}
-	for _, path := range []string{rec.Cgroup, d.path("run/steps/" + rec.ID.String() + ".sock"), d.path("spool/results/" + rec.ID.String())} {
+	for _, path := range []string{rec.Cgroup, d.path("run/steps/" + rec.ID.Key() + ".sock"), d.path("spool/results/" + rec.ID.Key())} {
 		if _, err := os.Lstat(path); path != "" && err == nil {
 			d.t.Errorf("%s is left", path)
 		}

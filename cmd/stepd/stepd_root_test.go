@@ -115,7 +115,7 @@ func start(t *testing.T, spec *step.Spec) *daemon {
 	}
 	defer null.Close()
 	d.cmd = exec.Command(filepath.Join(bin, "stepd"))
-	d.cmd.Args[0] = "stepd: [" + spec.ID.String() + "]"
+	d.cmd.Args[0] = "stepd: [" + spec.ID.Key() + "]"
 	d.cmd.ExtraFiles = []*os.File{mem, theirs, lf, ev, null}
 	d.cmd.Stderr = os.Stderr
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -44,7 +44,7 @@ const (
 )
 
 func (a Archive) path(id step.ID, end string) string {
-	return filepath.Join(string(a), id.String()+end)
+	return filepath.Join(string(a), id.Key()+end)
 }
 
 // Create makes the event log of a step that begins, for its user, and locks it. What an earlier
@@ -107,7 +107,7 @@ func (a Archive) Lose(known *step.Record, reason string) error {
 		}
 		rec = *written
 	}
-	f, err := linux.OpenBeneath(string(a), known.ID.String()+eventsEnd, os.O_RDWR|os.O_APPEND, 0)
+	f, err := linux.OpenBeneath(string(a), known.ID.Key()+eventsEnd, os.O_RDWR|os.O_APPEND, 0)
 	if err != nil {
 		return fmt.Errorf("cannot end the event log of step %s: %w", known.ID.Name(), err)
 	}
@@ -185,7 +185,7 @@ const lockedMax = 5000
 
 // removeEnded removes a step's files unless its daemon has its event log.
 func (a Archive) removeEnded(id step.ID) error {
-	f, err := linux.OpenBeneath(string(a), id.String()+eventsEnd, os.O_RDONLY, 0)
+	f, err := linux.OpenBeneath(string(a), id.Key()+eventsEnd, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -209,7 +209,7 @@ func (a Archive) steps() (ids []step.ID, err error) {
 	names, err := dir.Readdirnames(-1)
 	for _, name := range names {
 		if text, ok := strings.CutSuffix(name, eventsEnd); ok {
-			if id, err := step.ParseID(text); err == nil && id.String() == text {
+			if id, err := step.ParseID(text); err == nil && id.Key() == text {
 				ids = append(ids, id)
 			}
 		}
@@ -251,7 +251,7 @@ func (a Archive) Records(job uint32, number *uint32) (recs []*step.Record, err e
 }
 
 func (a Archive) record(id step.ID) (*step.Record, error) {
-	f, err := linux.OpenBeneath(string(a), id.String()+recordEnd, os.O_RDONLY, 0)
+	f, err := linux.OpenBeneath(string(a), id.Key()+recordEnd, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the record of step %s: %w", id.Name(), err)
 	}
@@ -274,7 +274,7 @@ func (a Archive) record(id step.ID) (*step.Record, error) {
 // the step ends.
 func (a Archive) Events(id step.ID, follow bool) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
-		f, err := linux.OpenBeneath(string(a), id.String()+eventsEnd, os.O_RDONLY, 0)
+		f, err := linux.OpenBeneath(string(a), id.Key()+eventsEnd, os.O_RDONLY, 0)
 		if err != nil {
 			yield(nil, fmt.Errorf("cannot read the event log of step %s: %w", id.Name(), err))
 			return

@@ -45,7 +45,7 @@ func TestRootReader(t *testing.T) {
 		return err == nil
 	}
 	for _, end := range []string{eventsEnd, recordEnd} {
-		path := filepath.Join(string(a), id.String()+end)
+		path := filepath.Join(string(a), id.Key()+end)
 		if got := []bool{can(7001, "cat "+path), can(7002, "cat "+path), can(7001, "echo x >>"+path), can(7001, "chmod 666 "+path)}; !got[0] || got[1] || got[2] || got[3] {
 			t.Errorf("%s: the user reads it %v, another one %v, the user writes %v, and changes its mode %v", end, got[0], got[1], got[2], got[3])
 		}

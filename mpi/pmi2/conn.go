@@ -503,7 +503,7 @@ func refusalOf(err error) *refusal {
 func (p *Plugin) spawn(ctx context.Context, r *rank, s *spawnRequest) (id string, errs []int, why *refusal) {
 	made, err := p.job.Job.Spawn(ctx, launch.SpawnRequest{Rank: r.n, Apps: s.apps, Preput: s.preput, MPI: Name})
 	if err == nil {
-		return made.String(), make([]int, s.ntasks()), nil
+		return made.Key(), make([]int, s.ntasks()), nil
 	}
 	errs = make([]int, s.ntasks())
 	failed, some := errors.AsType[*launch.SpawnError](err)

@@ -133,7 +133,7 @@ func tasks(spec *step.Spec, theirs []*os.File) launch.MPITasks {
 			"PMI_RANK=" + number,
 			"PMI_ID=" + number,
 			"PMI_SIZE=" + strconv.Itoa(spec.NTasks),
-			"PMI_JOBID=" + spec.ID.String(),
+			"PMI_JOBID=" + spec.ID.Key(),
 			"PMI_SPAWNED=" + spawned,
 		}
 		out.TaskFDs[n] = []launch.TaskFD{{File: file, Var: "PMI_FD"}}

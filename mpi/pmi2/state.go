@@ -154,7 +154,7 @@ type abort struct {
 func newState(spec *step.Spec, conf step.PMI2Conf) *state {
 	s := &state{
 		conf:     conf,
-		jobID:    spec.ID.String(),
+		jobID:    spec.ID.Key(),
 		size:     spec.NTasks,
 		where:    layoutOf(spec),
 		universe: universe(spec),
@@ -166,7 +166,7 @@ func newState(spec *step.Spec, conf step.PMI2Conf) *state {
 		s.mapped = m
 	}
 	if spec.Parent != nil {
-		s.spawner = spec.Parent.String()
+		s.spawner = spec.Parent.Key()
 	}
 	for _, kv := range spec.Preput {
 		s.kvs[kv.Key] = value{text: string(kv.Value)}

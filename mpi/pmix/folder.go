@@ -60,7 +60,7 @@ func makeFolder(spec *step.Spec) (*folder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the folder of PMIx servers: %w", err)
 	}
-	f := &folder{all: all, name: spec.ID.String(), path: filepath.Join(base, spec.ID.String())}
+	f := &folder{all: all, name: spec.ID.Key(), path: filepath.Join(base, spec.ID.Key())}
 	if err := f.make(spec.User, spec.NTasks); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make folder %q: %w", f.path, err), f.remove())
 	}
@@ -181,7 +181,7 @@ func RemoveFolder(runDir string, id step.ID) error {
 	if err != nil {
 		return fmt.Errorf("cannot open the folder of PMIx servers: %w", err)
 	}
-	return (&folder{all: all, name: id.String(), path: filepath.Join(all.Name(), id.String())}).remove()
+	return (&folder{all: all, name: id.Key(), path: filepath.Join(all.Name(), id.Key())}).remove()
 }
 
 // showFolder shows the folder to pmixhost and the tasks: in the job's namespace, and where a plugin

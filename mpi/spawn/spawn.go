@@ -156,7 +156,7 @@ func (c *child) follow() {
 func (c *child) endWithParent() {
 	select {
 	case <-c.s.Ending():
-		c.giveUp("the step that has spawned it, " + c.s.Spec.ID.String() + ", has been ended")
+		c.giveUp("the step that has spawned it, " + c.s.Spec.ID.Name() + ", has been ended")
 	case <-c.done:
 	}
 }

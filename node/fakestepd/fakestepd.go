@@ -113,7 +113,7 @@ func run() error {
 	pid := child.Process.Pid
 	now := time.Now()
 	f.rec = step.Record{
-		ID: f.spec.ID, State: step.Running, NTasks: f.spec.NTasks, Started: &now, StepdPID: os.Getpid(),
+		ID: f.spec.ID, IDName: f.spec.ID.Name(), State: step.Running, NTasks: f.spec.NTasks, Started: &now, StepdPID: os.Getpid(),
 		Tasks: []step.Task{{State: step.TaskRunning, PID: &pid}},
 	}
 	for i := 1; i < f.spec.NTasks; i++ {

@@ -366,7 +366,7 @@ func (h *Health) Docs() []api.NodeUnkillable {
 	defer h.mu.Unlock()
 	docs := []api.NodeUnkillable{}
 	for _, held := range h.listLocked() {
-		docs = append(docs, api.NodeUnkillable{ID: held.Rec.ID, Since: held.Since, Text: Text(held), Processes: held.Rec.Survivors, Total: held.Rec.SurvivorsTotal})
+		docs = append(docs, api.NodeUnkillable{ID: held.Rec.ID, IDName: held.Rec.ID.Name(), Since: held.Since, Text: Text(held), Processes: held.Rec.Survivors, Total: held.Rec.SurvivorsTotal})
 	}
 	return docs
 }

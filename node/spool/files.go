@@ -322,8 +322,8 @@ func (s *Spool) BeginEvents(id step.ID, submitted time.Time, cpus string) (*os.F
 			return nil, fmt.Errorf("cannot create event log: %w", err)
 		}
 		err = writeEvents(log,
-			eventlog.Event{Time: submitted, Event: eventlog.EventRequest, JobID: &id.Job, StepID: &id.Step},
-			eventlog.Event{Time: time.Now(), Event: eventlog.EventAccepted, JobID: &id.Job, StepID: &id.Step, Text: "cpus " + cpus},
+			eventlog.Event{Time: submitted, Event: eventlog.EventRequest, JobID: &id.Job, StepID: &id.Step, ID: id.Name()},
+			eventlog.Event{Time: time.Now(), Event: eventlog.EventAccepted, JobID: &id.Job, StepID: &id.Step, ID: id.Name(), Text: "cpus " + cpus},
 		)
 		if err != nil { // without room for these lines the empty file would stay
 			err = errors.Join(err, log.Close(), os.Remove(s.Events(id)))

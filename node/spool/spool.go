@@ -174,20 +174,20 @@ type Layout struct {
 }
 
 func (l Layout) StepsDir() string             { return filepath.Join(l.Run, "steps") }
-func (l Layout) SocketName(id step.ID) string { return id.String() + ".sock" }
+func (l Layout) SocketName(id step.ID) string { return id.Key() + ".sock" }
 func (l Layout) StacksDir() string            { return filepath.Join(l.Run, "stacks") }
 func (l Layout) Stack(digest string) string   { return filepath.Join(l.StacksDir(), digest) }
 func (l Layout) PMIxDir() string              { return filepath.Join(l.Run, "pmix") }
 func (l Layout) Socket() string               { return filepath.Join(l.Run, "noded.sock") }
 func (l Layout) Published() string            { return filepath.Join(l.Run, api.PublishedName) }
 func (l Layout) ResultsDir() string           { return filepath.Join(l.Dir, "results") }
-func (l Layout) Result(id step.ID) string     { return filepath.Join(l.ResultsDir(), id.String()) }
+func (l Layout) Result(id step.ID) string     { return filepath.Join(l.ResultsDir(), id.Key()) }
 func (l Layout) OutputDir() string            { return filepath.Join(l.Dir, "output") }
-func (l Layout) Output(id step.ID) string     { return filepath.Join(l.OutputDir(), id.String()) }
+func (l Layout) Output(id step.ID) string     { return filepath.Join(l.OutputDir(), id.Key()) }
 func (l Layout) ScriptsDir() string           { return filepath.Join(l.Dir, "scripts") }
 func (l Layout) Script(job uint32) string     { return filepath.Join(l.jobDir(job), "slurm_script") }
 func (l Layout) EventsDir() string            { return filepath.Join(l.Dir, "events") }
-func (l Layout) Events(id step.ID) string     { return filepath.Join(l.EventsDir(), id.String()+".jsonl") }
+func (l Layout) Events(id step.ID) string     { return filepath.Join(l.EventsDir(), id.Key()+".jsonl") }
 
 // jobDir is the directory of a job's batch script. Its name, and the script's, are as in slurmd's
 // spool: what begins a job's name is looked for there by the site's scripts.

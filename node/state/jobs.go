@@ -42,7 +42,7 @@ func (s *State) NewJobAs(want step.ID, job *Job, control [][]byte, rec *step.Rec
 		}
 		key := jobKey(job.ID)
 		if rec != nil {
-			rec.ID = step.ID{Job: job.ID, Step: job.firstStep()}
+			rec.SetID(step.ID{Job: job.ID, Step: job.firstStep()})
 			if rec.ID.Step < step.StepsEnd {
 				job.NextStep = rec.ID.Step + 1
 			}
@@ -142,7 +142,7 @@ func (s *State) NewStepAs(want step.ID, job uint32, rec *step.Record) error {
 		if err != nil {
 			return err
 		}
-		rec.ID = id
+		rec.SetID(id)
 		if id.Step >= step.StepsEnd { // of which there is one, beside the count
 			return tx.Put(kindStep, stepKey(id), rec)
 		}

@@ -473,7 +473,7 @@ const sweptReason = "slurmstepd and its keeper have died, and what they have lef
 // cleanSwept removes the files of a step that was swept, and notes its end.
 func (d *daemon) cleanSwept(id step.ID) error {
 	spool := d.stream.Conf.Spool
-	err := archive.In(spool).Lose(&step.Record{ID: id, Node: d.stream.Conf.Node}, sweptReason)
+	err := archive.In(spool).Lose(&step.Record{ID: id, IDName: id.Name(), Node: d.stream.Conf.Node}, sweptReason)
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}

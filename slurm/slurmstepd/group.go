@@ -36,7 +36,7 @@ type group struct {
 }
 
 // mailboxName is a step's in the folder of stepd in slurmd's spool.
-func mailboxName(id step.ID) string { return "peers." + id.String() }
+func mailboxName(id step.ID) string { return "peers." + id.Key() }
 
 // office sends mails to the step daemons of the nodes next to this one in the step's tree.
 type office struct {

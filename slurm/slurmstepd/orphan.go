@@ -159,7 +159,9 @@ var killed = step.SignaledBy(unix.SIGKILL)
 // record is what is known of the step.
 func (o *orphan) record() *step.Record {
 	w := &o.will
-	return &step.Record{ID: step.ID{Job: w.Step.Job, Step: w.Step.Step}, UID: w.User, Node: w.Node, NTasks: len(w.Ranks)}
+	rec := &step.Record{UID: w.User, Node: w.Node, NTasks: len(w.Ranks)}
+	rec.SetID(step.ID{Job: w.Step.Job, Step: w.Step.Step})
+	return rec
 }
 
 // status is a task's: the daemon's word of its end, else SIGKILL.

@@ -186,7 +186,7 @@ const pathMax = 107
 
 // Path is the name of the step's socket.
 func (c Config) Path() string {
-	name := c.Node + "_" + c.ID.String()
+	name := c.Node + "_" + c.ID.Key()
 	if c.Het != nil {
 		name += "." + strconv.FormatUint(uint64(*c.Het), 10)
 	}

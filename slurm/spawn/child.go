@@ -60,7 +60,7 @@ func (s *Services) spawned(m Report) {
 	c := s.children[m.Spawn]
 	if c == nil || c.id != (step.ID{}) && c.id != m.Step {
 		if !m.Ended {
-			s.cancelOn(m.Node, m.Step, "the step that was to spawn it, "+s.Spec.ID.String()+", does not know it")
+			s.cancelOn(m.Node, m.Step, "the step that was to spawn it, "+s.Spec.ID.Name()+", does not know it")
 		}
 		return
 	}
@@ -128,7 +128,7 @@ func (s *Services) endWithStep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.children {
-		s.cancelLocked(c, "the step that has spawned it, "+s.Spec.ID.String()+", has been ended")
+		s.cancelLocked(c, "the step that has spawned it, "+s.Spec.ID.Name()+", has been ended")
 	}
 }
 

@@ -40,7 +40,7 @@ const (
 
 // Pair is the origin as the spawned step finds it.
 func (o *Origin) Pair() wire.PMIPair {
-	return wire.PMIPair{Key: originKey, Value: fmt.Sprintf("%d %s %s", o.Spawn, o.Step, o.Node)}
+	return wire.PMIPair{Key: originKey, Value: fmt.Sprintf("%d %s %s", o.Spawn, o.Step.Key(), o.Node)}
 }
 
 // Hints are the hints of one command of several, for which srun has no option.
