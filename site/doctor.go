@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/mpi"
+	"stepd/node/place"
 	"stepd/node/spool"
 	"stepd/node/store"
 	"stepd/proctrack/detect"
@@ -63,6 +62,7 @@ func probes() []probe {
 		{"spool", func(s *Site) []finding { return lookDir("spool", s.Spool, "SlurmdSpoolDir or --spool-dir") }},
 		{"disk", (*Site).lookRoom},
 		{"cgroups", (*Site).lookCgroups},
+		{"memory", (*Site).lookMemory},
 		{"limits", (*Site).lookLimits},
 		{"clock", (*Site).lookClock},
 		{"plugins", (*Site).lookPlugins},
@@ -75,10 +75,9 @@ func probes() []probe {
 }
 
 // examine is the second half of `noded --check`: what the host has and noded needs.
-func (s *Site) examine(out io.Writer) error {
+func (s *Site) examine() (found []finding) {
 	if os.Geteuid() != 0 {
-		_, err := fmt.Fprintln(out, finding{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"})
-		return err
+		return []finding{{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"}}
 	}
 	// All at once: hanging checks wait together.
 	var answers []chan []finding
@@ -87,19 +86,10 @@ func (s *Site) examine(out io.Writer) error {
 		answers = append(answers, answer)
 		go func() { answer <- s.ask(p, probeMax) }()
 	}
-	n := 0
 	for _, answer := range answers {
-		for _, f := range <-answer {
-			if f.severity == slurmconf.SeverityError {
-				n++
-			}
-			_, _ = fmt.Fprintln(out, f) // the exit code has the result
-		}
+		found = append(found, <-answer...)
 	}
-	if n > 0 {
-		return fmt.Errorf("%s on this host", mistakes(n))
-	}
-	return nil
+	return found
 }
 
 // ask looks, and does not wait longer than limit.
@@ -237,6 +227,35 @@ func (s *Site) lookCgroups() []finding {
 		out = append(out, finding{slurmconf.SeverityWarning, "cgroups", fmt.Sprintf("no %s: %s", f.What, f.Why), "see docs/cgroups.md"})
 	}
 	return out
+}
+
+func (s *Site) lookMemory() []finding {
+	installed, err := machineMemory()
+	if err != nil {
+		return []finding{{slurmconf.SeverityError, "memory", err.Error(), "look whether /proc is mounted"}}
+	}
+	m := &machine{memory: cmp.Or(s.conf.Node.RealMemory<<20, installed), real: s.conf.Node.RealMemory > 0}
+	tracker, err := place.NewTracker(silent(), s.placeConfig(""))
+	if err == nil { // else the look at cgroups reports it
+		m.confine(place.MemoryAbove(tracker))
+	}
+	return judgeMemory(m, installed, s.memory(m.usable()).MB)
+}
+
+// judgeMemory compares what jobs are given, in MB, with what there is.
+func judgeMemory(m *machine, installed, given uint64) []finding {
+	warn := func(text, remedy string) []finding {
+		return []finding{{slurmconf.SeverityWarning, "memory", text, remedy}}
+	}
+	switch {
+	case m.memory > installed:
+		return warn(fmt.Sprintf("RealMemory=%d is more than the %d MB of the machine", m.memory>>20, installed>>20), fmt.Sprintf("write RealMemory=%d", installed>>20))
+	case m.file != "" && m.real:
+		return warn(fmt.Sprintf("RealMemory=%d is more than the %d MB that %s allows", m.memory>>20, m.confined>>20, m.file), fmt.Sprintf("write RealMemory=%d, or raise the limit", m.confined>>20))
+	case m.file != "":
+		return fine("memory", "%d MB for jobs, of %d MB: %s allows no more", given, installed>>20, m.file)
+	}
+	return fine("memory", "%d MB for jobs, of %d MB", given, installed>>20)
 }
 
 func (s *Site) lookPlugins() []finding {
@@ -477,100 +496,4 @@ func judgeUnit(show string) (out []finding) {
 		return fine("systemd", "noded.service is in order")
 	}
 	return out
-}
-
-// Check is `noded --check-config`, and the first half of `noded --check`: it prints
-// every mistake with file and line, lists the keys that are ignored, and fails when
-// there is a mistake.
-func Check(out io.Writer, o Options) error {
-	s, err := Load(o)
-	if err != nil {
-		return err
-	}
-	return s.check(out)
-}
-
-// Diagnose is check, and what the host has to say.
-func Diagnose(out io.Writer, o Options) error {
-	s, err := Load(o)
-	if err != nil {
-		return err
-	}
-	return errors.Join(s.check(out), s.examine(out))
-}
-
-func (s *Site) check(out io.Writer) error {
-	n := 0
-	found := slices.Concat(s.problems, s.stackProblems())
-	// What is to be mended comes last, where it is read; keys of one kind stand together.
-	slices.SortStableFunc(found, func(a, b slurmconf.Problem) int { return cmp.Compare(weight(a), weight(b)) })
-	for _, p := range found {
-		if p.Severity == slurmconf.SeverityError {
-			n++
-		}
-		if _, err := fmt.Fprintf(out, "%s: %s\n", p.Severity, p); err != nil {
-			return fmt.Errorf("cannot print: %w", err)
-		}
-	}
-	if n > 0 {
-		return mistaken(mistakes(n) + " in the configuration")
-	}
-	return nil
-}
-
-// weight orders problems for people.
-func weight(p slurmconf.Problem) int {
-	switch {
-	case p.Severity == slurmconf.SeverityError:
-		return 4
-	case p.Severity == slurmconf.SeverityWarning:
-		return 3
-	case p.Unused:
-		return 2
-	case p.Unsupported:
-		return 1
-	}
-	return 0
-}
-
-// CheckReload finds the mistakes for which noded would not begin anew: it then
-// goes on with now, the site that it has.
-func CheckReload(o Options, now *Site) error {
-	s, err := Load(o)
-	if err != nil {
-		return err
-	}
-	if err := s.Mistakes(); err != nil {
-		return err
-	}
-	if err := s.checkAddress(now); err != nil {
-		return err
-	}
-	for _, p := range s.stackProblems() {
-		if p.Severity == slurmconf.SeverityError {
-			return fmt.Errorf("cannot use the plugin stack: %s", p)
-		}
-	}
-	if _, _, err := programs(); err != nil {
-		return err
-	}
-	return s.checkContainers()
-}
-
-// checkAddress finds that the address of the page of metrics cannot be listened at, unless
-// now has its port already: noded itself listens there.
-func (s *Site) checkAddress(now *Site) error {
-	address := s.conf.Stepd.MetricsListen
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil // none, or a socket
-	}
-	if _, own, err := net.SplitHostPort(now.conf.Stepd.MetricsListen); err == nil && own == port {
-		return nil
-	}
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", address)
-	if err != nil {
-		return fmt.Errorf("cannot listen at %q (MetricsListen): %w", address, err)
-	}
-	return l.Close()
 }

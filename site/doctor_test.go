@@ -30,6 +30,10 @@ Max locked memory         67108864             67108864             bytes
 		judgeLimits(limits, "noded's"),
 		judgeClock(now, now.Add(-time.Hour), true), judgeClock(now, now.Add(time.Hour), true), judgeClock(early, now, true),
 		judgeClock(now, time.Time{}, false),
+		judgeMemory(&machine{memory: 64 << 30}, 64<<30, 60000),
+		judgeMemory(&machine{memory: 64 << 30, confined: 2 << 30, file: "/sys/fs/cgroup/pod/memory.max"}, 64<<30, 2048),
+		judgeMemory(&machine{memory: 64 << 30, real: true, confined: 2 << 30, file: "/sys/fs/cgroup/pod/memory.max"}, 64<<30, 65536),
+		judgeMemory(&machine{memory: 65 << 30, real: true}, 64<<30, 66560),
 		judgeUnit(good), judgeUnit("LoadState=not-found\n"),
 		judgeUnit("LoadState=loaded\nKillMode=control-group\nDelegate=no\nType=simple\nNeedDaemonReload=yes\n"),
 	} {

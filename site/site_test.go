@@ -137,7 +137,7 @@ func TestCheck(t *testing.T) {
 		{"a device that is missing", "GresTypes=gpu\nNodeName=n Gres=gpu:2\n", "", []string{"warning: ", "gres.conf:1: cannot find device \"/dev/not-there1\" of gpu"}, false},
 		{"a program that is missing", "NodeName=n\nUnkillableStepProgram=/nonexistent/u\n", "", []string{"warning: ", `UnkillableStepProgram="/nonexistent/u" cannot be run`}, false},
 		{"cgroup.conf", "NodeName=n\nTaskPlugin=none\n", "", []string{"cgroup.conf:1: ", "no effect without task/cgroup"}, false},
-		{"ignored keys", "NodeName=n\nSchedulerType=sched/backfill\n", "", []string{"ignored: ", "slurm.conf:2"}, false},
+		{"ignored keys", "NodeName=n\nSchedulerType=sched/backfill\n", "", []string{"the controller's, 1 key:", "SchedulerType:2"}, false},
 		{"a doubt", "NodeName=n\nMpiDefault=pmix\n", "", []string{"warning: ", "MpiDefault=pmix"}, false},
 		{"mistakes", "NodeName=n CPUs=many\nKillWait=soon\n", "", []string{"error: ", "slurm.conf:1", "slurm.conf:2"}, true},
 		{"plugin stack", "NodeName=n\n", "maybe x.so\nrequired /nonexistent/x.so\n", []string{"plugstack.conf:1", "plugstack.conf:2", "/nonexistent/x.so"}, true},
@@ -259,7 +259,10 @@ func TestCheckOrder(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	at := -1
-	for _, says := range []string{"SchedulerType does not concern", "HealthCheckProgram is not supported", "SlurmdPidFile=", "warning: ", "error: "} {
+	for _, says := range []string{
+		"the controller's, 1 key:\n", " SchedulerType:6\n", "not supported here, 1 key:\n", " HealthCheckProgram:2\n", "read, not used yet, 1 key:\n", " SlurmdPidFile:4\n",
+		"warning: ", "error: ",
+	} {
 		i := strings.Index(out.String(), says)
 		if i <= at {
 			t.Errorf("%q is not behind the others:\n%s", says, &out)

@@ -46,10 +46,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	tracker, err := place.NewTracker(log, place.Config{
-		ProctrackType: s.conf.ProctrackType, Cgroup: s.conf.Cgroup, Spankhost: spankhost,
-		Spool: s.Spool, IsDefault: filepath.Clean(s.Spool) == slurmconf.DefaultSpool,
-	})
+	tracker, err := place.NewTracker(log, s.placeConfig(spankhost))
 	if err != nil {
 		return node.Config{}, err
 	}
@@ -75,6 +72,13 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	}
 	s.rules(&cfg)
 	return cfg, nil
+}
+
+func (s *Site) placeConfig(spankhost string) place.Config {
+	return place.Config{
+		ProctrackType: s.conf.ProctrackType, Cgroup: s.conf.Cgroup, Spankhost: spankhost,
+		Spool: s.Spool, IsDefault: filepath.Clean(s.Spool) == slurmconf.DefaultSpool,
+	}
 }
 
 // rules fills in what the site wants of jobs and steps, and the bounds that it sets them.

@@ -297,7 +297,7 @@ func (l *loader) slurmFile(stmts []statement) {
 		case l.control != nil && first.is("SlurmctldHost"):
 			l.control.host(s)
 		case isForeignLine(first.key):
-			l.probs.at(s, SeverityIgnored, "", "%s does not concern a node daemon", first.key)
+			l.probs.ignored(s, first.key, ClassController)
 		default:
 			plain = append(plain, s)
 		}
@@ -309,6 +309,7 @@ func (l *loader) slurmFile(stmts []statement) {
 		maps.Copy(keys, l.control.keys(&l.cfg.Control))
 	}
 	l.plainKeys(plain, keys, SeverityIgnored)
+	l.launchWords()
 	if l.control != nil {
 		l.cfg.Control.Addrs = l.control.addrs()
 	}
@@ -397,10 +398,17 @@ func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 		return
 	}
 	found := Problem{Severity: sev, File: s.file, Line: s.line}
+	if class := classOf(p.key); class != "" && sev == SeverityIgnored && !s.pairs[0].is("NodeName") {
+		l.probs.ignored(s, p.key, class)
+		return
+	}
 	own := (&Stepd{}).keys(l.dir)[strings.ToLower(p.key)] != nil
 	near := meantKey(p.key, keys)
 	switch {
 	case own:
+		if sev == SeverityIgnored {
+			found.Severity = SeverityWarning
+		}
 		found.Text = p.key + " is not a key of this file and is not read"
 		found.Remedy = "move it to stepd.conf beside slurm.conf: a real slurmd stops at it here"
 	case sev == SeverityError:
@@ -409,10 +417,8 @@ func (l *loader) unknownKey(s statement, p pair, keys keySet, sev Severity) {
 		found.Severity = SeverityWarning
 		found.Text = p.key + " is not a known key"
 	default:
-		found.Text = p.key + " does not concern a node daemon"
-		if slices.Contains(unsupported, strings.ToLower(p.key)) {
-			found.Unsupported, found.Text = true, p.key+" is not supported here"
-		}
+		found.Severity = SeverityWarning
+		found.Text = p.key + " is not a key of Slurm's, releases 22.05 to 26.05"
 	}
 	if near != "" && !own {
 		found.Remedy = fmt.Sprintf("is %q meant?", near)

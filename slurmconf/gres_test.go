@@ -41,9 +41,9 @@ func TestGres(t *testing.T) {
 				{Name: "gpu", Type: "a", Count: 1, Files: []string{"/dev/n2"}, Flags: all},
 			},
 			problems: []string{
-				`ignored: gres.conf:1: Cores="0-1": the key has no effect here`,
-				`ignored: gres.conf:2: CPUs="3,2": the key has no effect here`,
-				`ignored: gres.conf:3: Links="16,8,-1": the key has no effect here`,
+				`ignored: gres.conf:1: Cores: read, not used yet`,
+				`ignored: gres.conf:2: CPUs: read, not used yet`,
+				`ignored: gres.conf:3: Links: read, not used yet`,
 			},
 		},
 		{
@@ -74,6 +74,23 @@ func TestGres(t *testing.T) {
 		{
 			name: "detection switched off here", node: "gpu:1", gres: "AutoDetect=nvml\nNodeName=vm AutoDetect=off Name=gpu File=/dev/n0\n",
 			want: []Gres{gpu("", 1, "/dev/n0")},
+		},
+		{
+			name: "detection for others: this node has none", gres: "AutoDetect=nvml\nNodeName=x Name=gpu File=/dev/n0\n",
+			problems: []string{"ignored: gres.conf:1: AutoDetect=nvml: not supported here"},
+		},
+		{
+			name: "detection beside lines", node: "gpu:1", gres: "AutoDetect=nvml\nName=gpu File=/dev/n0\n",
+			want:     []Gres{gpu("", 1, "/dev/n0")},
+			problems: []string{"ignored: gres.conf:1: AutoDetect=nvml: not supported here"},
+		},
+		{
+			name: "detection alone", node: "gpu:a:1", gres: "AutoDetect=nvml\n",
+			drain: []string{"gres/gpu:a: slurm.conf has 1, gres.conf 0"},
+			problems: []string{
+				`error: gres.conf:1: cannot use AutoDetect="nvml": finding devices by itself is not supported, and no line names the devices of gpu:a; write the node's devices by File=, and AutoDetect=off for this node`,
+				`warning: slurm.conf:2: Gres="gpu:a:1": gpu:a:1, but gres.conf has 0; the node is drained: mend one of them`,
+			},
 		},
 		{
 			name: "environment: told, inherited, none", node: "gpu:5",
@@ -178,7 +195,6 @@ func TestGresMistakes(t *testing.T) {
 		"Name=gpu Count=2":                                        `1: cannot use Name="gpu": a gpu needs its device files; name its devices by File=, or write Flags=CountOnly`,
 		"Name=gpu File=/dev/n0 Flags=no_gpu_env,opencl_env":       `1: cannot use Flags="no_gpu_env,opencl_env": no_gpu_env excludes the other flags of the environment; write it alone`,
 		"Name=gpu File=/dev/n0 Flags=cuda":                        `1: Flags="cuda": flag "cuda" is not known and has no effect; write some of CountOnly,nvidia_gpu_env,amd_gpu_env,intel_gpu_env,opencl_env,no_gpu_env,explicit,one_sharing,all_sharing`,
-		"AutoDetect=nvml":                                         `1: cannot use AutoDetect="nvml": finding devices by itself is not supported; write AutoDetect=off for this node, and its devices by File=`,
 		"NodeName=x AutoDetect=cuda":                              `1: cannot use AutoDetect="cuda": there is no such detection; write AutoDetect=off, and the devices by File=`,
 		"NodeName=vm AutoDetect=off\nNodeName=vm AutoDetect=rsmi": `2: cannot use AutoDetect="rsmi": gres.conf:1 says "off" for this node; write the same`,
 		"Count=3":                `1: cannot use a line that names no resource; write Name= into it`,

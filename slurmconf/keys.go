@@ -15,21 +15,6 @@ import (
 // keySet are the keys of one file, in lower case.
 type keySet map[string]setter
 
-// isForeignLine reports whether key begins a line of several KEY=VALUE pairs that
-// does not concern a node daemon.
-func isForeignLine(key string) bool {
-	return slices.Contains([]string{"slurmctldhost", "nodeset", "downnodes", "frontendname", "switchname"}, strings.ToLower(key))
-}
-
-// unsupported are the keys of slurm.conf on which Slurm's slurmd and slurmstepd act, and noded does
-// not: a site that has them expects something of its nodes.
-var unsupported = strings.Fields(`
-	acctgatherenergytype acctgatherfilesystemtype acctgatherinterconnecttype acctgathernodefreq
-	acctgatherprofiletype bcastexclude bcastparameters corespecplugin cpufreqdef cpufreqgovernors
-	healthcheckinterval healthchecknodestate healthcheckprogram nodefeaturesplugins
-	prepparameters prepplugins rebootprogram slurmdparameters slurmdsyslogdebug srunportrange
-	switchparameters switchtype usepam x11parameters`)
-
 // slurmKeys are the keys of slurm.conf that a node daemon reads, lines of
 // nodes and partitions aside.
 func (l *loader) slurmKeys() keySet {

@@ -181,8 +181,8 @@ DebugFlags=cpu_bind,Backfill,JobContainer
 		t.Error(diff)
 	}
 	unread := []string{
-		`ignored: slurm.conf:4: SlurmdPidFile="/run/x-%n.pid": the key has no effect here`,
-		`ignored: slurm.conf:39: TmpFS="/scratch": the key has no effect here`,
+		`ignored: slurm.conf:4: SlurmdPidFile: read, not used yet`,
+		`ignored: slurm.conf:39: TmpFS: read, not used yet`,
 	}
 	if diff := cmp.Diff(unread, lines(probs, dir)); diff != "" {
 		t.Error(diff)
@@ -260,19 +260,19 @@ func TestKeysThatAreNotRead(t *testing.T) {
 		"stepd.conf": "KeepStep=5\nMaxTasksPerNode=4\n",
 	})
 	want := []string{
-		`ignored: slurm.conf:1: SlurmctldHost does not concern a node daemon`,
-		`ignored: slurm.conf:2: SchedulerType does not concern a node daemon`,
+		`ignored: slurm.conf:1: SlurmctldHost: the controller's`,
+		`ignored: slurm.conf:2: SchedulerType: the controller's`,
 		`warning: slurm.conf:3: KillWiat is not a known key; is "killwait" meant?`,
-		`ignored: slurm.conf:4: HookTimeout is not a key of this file and is not read; move it to stepd.conf beside slurm.conf: a real slurmd stops at it here`,
+		`warning: slurm.conf:4: HookTimeout is not a key of this file and is not read; move it to stepd.conf beside slurm.conf: a real slurmd stops at it here`,
 		`error: slurm.conf:6: cannot use PropagateResourceLimitsExcept beside PropagateResourceLimits of slurm.conf:5; remove one of them`,
 		`warning: slurm.conf:7: PrologFlags="alloc,frob": flag "frob" is not known and has no effect`,
-		`ignored: slurm.conf:8: Frob does not concern a node daemon`,
-		`ignored: slurm.conf:8: CPUSs does not concern a node daemon`,
-		`ignored: slurm.conf:9: DownNodes does not concern a node daemon`,
-		`ignored: slurm.conf:10: DependencyParameters does not concern a node daemon`,
-		`ignored: slurm.conf:11: JobRequeue does not concern a node daemon`,
-		`ignored: slurm.conf:12: MaxArraySize does not concern a node daemon`,
-		`ignored: slurm.conf:13: HealthCheckProgram is not supported here`,
+		`warning: slurm.conf:8: Frob is not a key of Slurm's, releases 22.05 to 26.05`,
+		`warning: slurm.conf:8: CPUSs is not a key of Slurm's, releases 22.05 to 26.05`,
+		`ignored: slurm.conf:9: DownNodes: the controller's`,
+		`ignored: slurm.conf:10: DependencyParameters: the controller's`,
+		`ignored: slurm.conf:11: JobRequeue: the controller's`,
+		`ignored: slurm.conf:12: MaxArraySize: the controller's`,
+		`ignored: slurm.conf:13: HealthCheckProgram: not supported here`,
 		`error: stepd.conf:1: cannot use key "KeepStep": there is none of that name; is "keepsteps" meant?`,
 		`error: stepd.conf:2: cannot use key "MaxTasksPerNode": there is none of that name`,
 	}

@@ -60,7 +60,7 @@ func (n *Node) keys() keySet {
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
 		"bcastaddr": nothing, "feature": nothing, "features": nothing, "state": nothing, "weight": nothing,
 		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": parsed(&n.CpuBind, cpuBind), "parameters": nothing,
-		"restrictedcorespergpu": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
+		"restrictedcorespergpu": nothing, "suspendtime": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
 	}
 }
 

@@ -331,10 +331,24 @@ type Problem struct {
 	Line     int // the first line of the statement; 0 is the file as a whole
 	Text     string
 	Remedy   string // what to write instead; may be empty
-	// Unsupported: Slurm's slurmd acts on the key, and noded does not. Unused: noded reads the
-	// key, and it has no effect. Else an ignored key is none of a node daemon's.
-	Unsupported, Unused bool
+	// Key and Class are of an ignored key: its name, with the word where only that is ignored
+	// ("LaunchParameters=mem_sort"), and why.
+	Key   string
+	Class Class
 }
+
+// Class says why a key is ignored.
+type Class string
+
+// The classes of ignored keys.
+const (
+	// ClassController: the key is of Slurm's other daemons, and none of a node daemon's.
+	ClassController Class = "the controller's"
+	// ClassUnsupported: slurmd or Slurm's commands act on the key, and noded does not.
+	ClassUnsupported Class = "not supported here"
+	// ClassUnused: noded reads the key, and it has no effect.
+	ClassUnused Class = "read, not used yet"
+)
 
 // String is one line: "FILE:LINE: TEXT; REMEDY".
 func (p Problem) String() string {
@@ -376,13 +390,22 @@ func (ps *problems) at(s statement, sev Severity, remedy, format string, args ..
 	ps.add(Problem{Severity: sev, File: s.file, Line: s.line, Text: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
+// ignored adds a key that is not used, and why.
+func (ps *problems) ignored(s statement, key string, class Class) {
+	ps.add(Problem{Severity: SeverityIgnored, File: s.file, Line: s.line, Text: key + ": " + string(class), Key: key, Class: class})
+}
+
 // value adds a mistake in the value of a key.
 func (ps *problems) value(s statement, p pair, f *flaw) {
+	if f.severity == SeverityIgnored {
+		ps.ignored(s, p.key, ClassUnused)
+		return
+	}
 	text := fmt.Sprintf("cannot use %s=%.200q: %s", p.key, p.value, f.why)
 	if f.severity != SeverityError {
 		text = fmt.Sprintf("%s=%.200q: %s", p.key, p.value, f.why)
 	}
-	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Text: text, Remedy: f.remedy, Unused: f.severity == SeverityIgnored})
+	ps.add(Problem{Severity: f.severity, File: s.file, Line: s.line, Text: text, Remedy: f.remedy})
 }
 
 // valueOf adds a mistake in the value that a statement gives to a key.
