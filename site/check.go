@@ -20,7 +20,7 @@ func Check(out io.Writer, o Options) error {
 	if err != nil {
 		return err
 	}
-	return s.report(out, nil)
+	return report(s, out, nil)
 }
 
 // Diagnose is `noded --check`: Check, and what the host has to say.
@@ -29,14 +29,14 @@ func Diagnose(out io.Writer, o Options) error {
 	if err != nil {
 		return err
 	}
-	return s.report(out, s.examine())
+	return report(s, out, examine(s))
 }
 
 // screen is the width of what Check prints, errors and warnings aside: they are a line each.
 const screen = 80
 
 // report prints the findings: what is to be mended comes last, where it is read.
-func (s *Site) report(out io.Writer, host []finding) error {
+func report(s *Site, out io.Writer, host []finding) error {
 	var b strings.Builder
 	conf := slices.Concat(s.problems, s.stackProblems())
 	for _, class := range []slurmconf.Class{slurmconf.ClassController, slurmconf.ClassUnsupported, slurmconf.ClassUnused} {

@@ -75,7 +75,7 @@ func probes() []probe {
 }
 
 // examine is the second half of `noded --check`: what the host has and noded needs.
-func (s *Site) examine() (found []finding) {
+func examine(s *Site) (found []finding) {
 	if os.Geteuid() != 0 {
 		return []finding{{slurmconf.SeverityWarning, "host", "was not examined, as this is not root", "run noded --check as root"}}
 	}
@@ -235,7 +235,7 @@ func (s *Site) lookMemory() []finding {
 		return []finding{{slurmconf.SeverityError, "memory", err.Error(), "look whether /proc is mounted"}}
 	}
 	m := &machine{memory: cmp.Or(s.conf.Node.RealMemory<<20, installed), real: s.conf.Node.RealMemory > 0}
-	tracker, err := place.NewTracker(silent(), s.placeConfig(""))
+	tracker, err := place.NewTracker(silent(), placeConfig(s, ""))
 	if err == nil { // else the look at cgroups reports it
 		m.confine(place.MemoryAbove(tracker))
 	}

@@ -46,7 +46,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	if err != nil {
 		return node.Config{}, err
 	}
-	tracker, err := place.NewTracker(log, s.placeConfig(spankhost))
+	tracker, err := place.NewTracker(log, placeConfig(s, spankhost))
 	if err != nil {
 		return node.Config{}, err
 	}
@@ -74,7 +74,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	return cfg, nil
 }
 
-func (s *Site) placeConfig(spankhost string) place.Config {
+func placeConfig(s *Site, spankhost string) place.Config {
 	return place.Config{
 		ProctrackType: s.conf.ProctrackType, Cgroup: s.conf.Cgroup, Spankhost: spankhost,
 		Spool: s.Spool, IsDefault: filepath.Clean(s.Spool) == slurmconf.DefaultSpool,

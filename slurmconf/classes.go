@@ -63,7 +63,7 @@ var launchParameters = map[string]Class{
 }
 
 // launchWords reports each word of LaunchParameters that does not hold.
-func (l *loader) launchWords() {
+func launchWords(l *loader) {
 	s, ok := l.told["launchparameters"]
 	if !ok || l.probs.unread {
 		return

@@ -309,7 +309,7 @@ func (l *loader) slurmFile(stmts []statement) {
 		maps.Copy(keys, l.control.keys(&l.cfg.Control))
 	}
 	l.plainKeys(plain, keys, SeverityIgnored)
-	l.launchWords()
+	launchWords(l)
 	if l.control != nil {
 		l.cfg.Control.Addrs = l.control.addrs()
 	}

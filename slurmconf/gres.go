@@ -279,23 +279,23 @@ func (l *loader) gresFile(_ string, stmts []statement) {
 	}
 	wanted, lines := l.wantedGres(), l.ownGres(own)
 	if auto != nil && auto.auto != "off" {
-		l.undetected(auto, wanted, lines)
+		auto.undetected(&l.probs, wanted, lines)
 	}
 	l.joinGres(wanted, lines)
 }
 
 // undetected reports an AutoDetect of this node: a mistake where the node has GPUs in slurm.conf that
 // no line names, since nothing finds their devices. A file that all nodes share has it for others.
-func (l *loader) undetected(auto *gresLine, wanted []NodeGres, lines []Gres) {
+func (g *gresLine) undetected(probs *problems, wanted []NodeGres, lines []Gres) {
 	for _, want := range wanted {
-		named := slices.ContainsFunc(lines, func(g Gres) bool { return g.Name == want.Name })
+		named := slices.ContainsFunc(lines, func(have Gres) bool { return have.Name == want.Name })
 		if want.Name == "gpu" && want.Count > 0 && !named {
-			l.probs.valueOf(auto.from, "AutoDetect", wrong("write the node's devices by File=, and AutoDetect=off for this node",
+			probs.valueOf(g.from, "AutoDetect", wrong("write the node's devices by File=, and AutoDetect=off for this node",
 				"finding devices by itself is not supported, and no line names the devices of %s", kindOf(want.Name, want.Type)))
 			return
 		}
 	}
-	l.probs.ignored(auto.from, "AutoDetect="+auto.auto, ClassUnsupported)
+	probs.ignored(g.from, "AutoDetect="+g.auto, ClassUnsupported)
 }
 
 // gresLine reads one line and checks it by itself.
