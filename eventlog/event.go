@@ -43,8 +43,8 @@ type Event struct {
 	Usage *step.StepUsage `json:"usage,omitempty"`
 }
 
-// LogTime is the form of times in the daemons' logs of JSON lines.
-const LogTime = "2006-01-02T15:04:05.000000Z07:00"
+// LogTime is the form of times in the daemons' logs, of text and of JSON.
+const LogTime = "2006-01-02T15:04:05.000Z07:00"
 
 // The event names.
 const (

@@ -367,6 +367,12 @@ func TestRootCrashPlace(t *testing.T) {
 		n.logs(t, "level=error msg=\""+strings.ReplaceAll(told, `"`, `\"`)+"\"")
 		must(t, os.Truncate(marks, 0))
 	}
+	form := regexp.MustCompile(`^time="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)" level=\w+ msg=`)
+	for line := range strings.Lines(n.wholeLog(t)) {
+		if strings.HasPrefix(line, "time=") && !form.MatchString(line) {
+			t.Errorf("the log has a time of another form: %s", line)
+		}
+	}
 }
 
 // TestRootSlurmdLife: init() and fini() in slurmd context: what goes wrong in init() keeps noded from starting with a

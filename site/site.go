@@ -249,7 +249,7 @@ func NewLog(o Options) (*logrus.Logger, error) {
 	log.SetOutput(os.Stderr)
 	switch o.LogFormat {
 	case "text":
-		log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: "2006-01-02T15:04:05.000Z07:00"})
+		log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: eventlog.LogTime})
 	case "json":
 		log.SetFormatter(&logrus.JSONFormatter{TimestampFormat: eventlog.LogTime})
 	default:

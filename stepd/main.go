@@ -56,6 +56,7 @@ func Main() {
 	// what they were.
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	log := logrus.New()
+	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true, TimestampFormat: eventlog.LogTime})
 	if len(os.Args) == 2 && (os.Args[1] == "--version" || os.Args[1] == "-V") {
 		fmt.Println(build.Line())
 		os.Exit(0)

@@ -361,7 +361,6 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	l.unreported = l.unreported || failed
 	if crash != nil {
 		l.messages.crashed(crash)
-		l.messages.sayError(crash.Error())
 	}
 	if was == taskForked && !failed {
 		// A short task's end may be heard before its exec.

@@ -20,6 +20,7 @@ type messages struct {
 	audience Audience
 	now      func() time.Time
 	warned   map[string]bool // of plugin, which one goroutine calls at a time
+	crashes  map[string]bool // of tasks, that the log has; only the loop uses it
 }
 
 // event writes a line of the event log, of this moment where e has no time.
@@ -41,8 +42,24 @@ func (m *messages) span(name string, start time.Time, err error) {
 	m.audience.Event(e)
 }
 
-// crashed writes that a plugin's hook has ended its process.
+// crashed reports that a plugin's hook has ended a task: to the user of each rank, in the log once
+// where it is the same of many.
 func (m *messages) crashed(h *launch.HookError) {
+	m.noteCrash(h)
+	m.say(h.Error())
+	alike := *h
+	alike.Rank = nil
+	if cause := alike.Error(); !m.crashes[cause] && len(m.crashes) < warningsMax {
+		if m.crashes == nil {
+			m.crashes = make(map[string]bool)
+		}
+		m.crashes[cause] = true
+		m.log(h.Error())
+	}
+}
+
+// noteCrash writes into the event log that a plugin's hook has ended its process.
+func (m *messages) noteCrash(h *launch.HookError) {
 	m.event(eventlog.Event{Event: eventlog.EventHookCrash, Plugin: h.Plugin, Hook: h.Hook, Rank: h.Rank, Text: h.Cause})
 }
 

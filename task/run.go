@@ -340,7 +340,7 @@ func (s *Step) hostDied() error {
 	s.hookErrors.flush()
 	plugin, err := s.host.died()
 	if plugin != nil {
-		s.messages.crashed(plugin)
+		s.messages.noteCrash(plugin)
 	}
 	if !s.gate.opened || plugin == nil || plugin.Required {
 		s.messages.sayError(err.Error())

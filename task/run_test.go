@@ -56,6 +56,7 @@ type rig struct {
 	job                           launch.MPIJob // what prefork was told
 	pid                           int           // of the first task, 5000 without one; the others' follow
 	events                        []eventlog.Event
+	logged                        []string         // errors
 	stalled                       chan step.Record // reports to noded about ranks that come no further
 }
 
@@ -280,9 +281,15 @@ func (a fakeAudience) Event(e eventlog.Event) {
 	defer a.r.mu.Unlock()
 	a.r.events = append(a.r.events, e)
 }
-func (a fakeAudience) Progress(rec step.Record)    { a.r.stalled <- rec }
-func (a fakeAudience) Hooks(h eventlog.HookCalls)  { a.r.hooked = h.Ranks }
-func (a fakeAudience) Log(launch.LogLevel, string) {}
+func (a fakeAudience) Progress(rec step.Record)   { a.r.stalled <- rec }
+func (a fakeAudience) Hooks(h eventlog.HookCalls) { a.r.hooked = h.Ranks }
+func (a fakeAudience) Log(level launch.LogLevel, text string) {
+	a.r.mu.Lock()
+	defer a.r.mu.Unlock()
+	if level == launch.LogError && strings.HasPrefix(text, "plugin ") {
+		a.r.logged = append(a.r.logged, text)
+	}
+}
 
 func wantCalls(t *testing.T, r *rig, want ...string) {
 	t.Helper()
@@ -657,5 +664,21 @@ func TestTaskCrashInHook(t *testing.T) {
 	crash := slices.IndexFunc(r.events, func(e eventlog.Event) bool { return e.Event == eventlog.EventHookCrash })
 	if crash < 0 || r.events[crash].Text != "killed by SIGSEGV" || r.events[crash].Plugin != "x.so" || r.events[crash].Hook != "slurm_spank_task_init" || *r.events[crash].Rank != 1 {
 		t.Errorf("events %+v", r.events)
+	}
+}
+
+// A hook that crashes in each of many tasks is said to the user of each, and once in the log.
+func TestTaskCrashesAreLoggedOnce(t *testing.T) {
+	r := newRig(t)
+	for rank := range 2 {
+		r.places[rank] = launch.HostPlace{Stage: "task_init", Hook: "slurm_spank_task_init", Plugin: 0}
+		r.ends[rank].Status = step.SignaledBy(syscall.SIGSEGV)
+	}
+	r.run(t)
+	if want := []string{`plugin "x.so": slurm_spank_task_init (rank 0): killed by SIGSEGV`}; !slices.Equal(r.logged, want) {
+		t.Errorf("the log has %q, want %q", r.logged, want)
+	}
+	if n := strings.Count(strings.Join(r.said, "\n"), "killed by SIGSEGV"); n != 2 {
+		t.Errorf("%d lines to the user: %q", n, r.said)
 	}
 }

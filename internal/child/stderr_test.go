@@ -100,9 +100,9 @@ func TestJSONLines(t *testing.T) {
 	text := "{\"level\":\"info\",\"msg\":\"a\"}\npanic: \"x\"\n{half\n\xff\tz"
 	want := []string{
 		`{"level":"info","msg":"a"}`,
-		`{"time":"2026-11-22T10:00:00.000000Z","level":"error","msg":"panic: \"x\"","source":"stepd"}`,
-		`{"time":"2026-11-22T10:00:00.000000Z","level":"error","msg":"{half","source":"stepd"}`,
-		`{"time":"2026-11-22T10:00:00.000000Z","level":"error","msg":"?\tz","source":"stepd"}`,
+		`{"time":"2026-11-22T10:00:00.000Z","level":"error","msg":"panic: \"x\"","source":"stepd"}`,
+		`{"time":"2026-11-22T10:00:00.000Z","level":"error","msg":"{half","source":"stepd"}`,
+		`{"time":"2026-11-22T10:00:00.000Z","level":"error","msg":"?\tz","source":"stepd"}`,
 	}
 	if got := jsonLines(text, now); got != strings.Join(want, "\n") {
 		t.Errorf("got\n%s", got)
