@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -430,6 +431,10 @@ func (l *link) read() {
 
 // fail ends the link at once, for the first cause.
 func (l *link) fail(err error) {
+	var errno syscall.Errno
+	if errors.As(err, &errno) && (errno == syscall.ETIMEDOUT || errno == syscall.EHOSTUNREACH) {
+		err = fmt.Errorf("its host does not answer: %w", errno)
+	}
 	l.mu.Lock()
 	if l.err != nil {
 		l.mu.Unlock()
@@ -470,8 +475,10 @@ type pulse struct {
 }
 
 const (
-	// silentMax is how many pings of an end may be missing.
-	silentMax = 3
+	// silentMax is how many pings of an end may be missing: a minute of them. A step daemon
+	// whose node has many times more busy tasks than processors says nothing for 15 s now and
+	// then. A node that is gone is found earlier by who has made the connection.
+	silentMax = 12
 	// beatsPerPing is how often within the time of one a link is looked at.
 	beatsPerPing = 2
 )

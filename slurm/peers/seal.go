@@ -9,6 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stepd/internal/linux"
 )
 
 // wire carries bytes between two step daemons, in their order: a connection, or a channel.
@@ -50,8 +56,19 @@ type sealed struct {
 	writeSpace, readSpace []byte
 }
 
+// unheardMax is how long what was sent may be without the other kernel's acknowledgement
+// (TCP_USER_TIMEOUT, tcp(7)): a node that is cut off, or without power, is found by it. A step
+// daemon that gets no processor is not, as its kernel acknowledges the pings of stepnet.
+const unheardMax = 10 * time.Second
+
 // seal begins records on a wire, with a key for each direction.
 func seal(w wire, out, in []byte) *sealed {
+	if conn, ok := w.(*net.TCPConn); ok {
+		// Without it the end is found later, by stepnet.
+		_ = linux.OnFD(conn, func(fd int) error {
+			return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unheardMax.Milliseconds()))
+		})
+	}
 	return &sealed{wire: w, out: gcm(out), in: gcm(in)}
 }
 
