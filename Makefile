@@ -39,7 +39,7 @@ go-programs:
 # What a new machine lacks. Packages are asked for only where one is missing,
 # so that a second run needs no network.
 BUILD_PKGS := gcc libc6-dev make
-TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format libslurm-dev passwd util-linux procps libasan8 libubsan1 \
+TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format graphviz libslurm-dev passwd util-linux procps libasan8 libubsan1 \
               mpich libmpich-dev libpmi2-0 libpmi2-0-dev openmpi-bin libopenmpi-dev libpmix-dev libpmix-bin \
               qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static tmux \
               bash-completion zsh fish groff-base mandoc bindfs munge
@@ -175,6 +175,10 @@ lint: ## gofmt, vet, staticcheck, clang-format
 	$(GO) run $(STATICCHECK) ./...
 	clang-format --dry-run -Werror $(call files,*.[ch])
 
+.PHONY: pictures
+pictures: ## docs/pictures/*.svg from their texts (Debian: graphviz)
+	for f in docs/pictures/*.dot; do dot -Tsvg -o $${f%.dot}.svg $$f || exit; done
+
 .PHONY: examples
 examples: $(BIN)/spankhost ## the example plugins and MPI programs
 	@$(MAKE) --no-print-directory -C examples/plugins INCLUDE=$(CURDIR)/spank/host/include OUT=$(CURDIR)/$(BUILD)/examples
@@ -234,10 +238,12 @@ install-files:
 	install -m644 CHANGELOG.md LICENSE $(SHARE)/doc/stepd/
 	# Without docs/ between them: their links follow.
 	sed 's|](docs/|](|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
-	for f in docs/*.md; do sed 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$${f##*/} || exit; done
+	for f in $(filter-out docs/README.md,$(wildcard docs/*.md)); do sed 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$${f##*/} || exit; done
 	install -d $(SHARE)/doc/stepd/examples
 	install -m644 packaging/etc/* $(SHARE)/doc/stepd/examples/
 	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/
+	install -d $(SHARE)/doc/stepd/pictures
+	install -m644 docs/pictures/*.svg $(SHARE)/doc/stepd/pictures/
 	install -m644 docs/man/*.7 $(SHARE)/man/man7/
 	install -d $(SHARE)/man/man8
 	$(BIN)/stepctl man $(SHARE)/man

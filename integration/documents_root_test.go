@@ -1,0 +1,217 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"stepd/internal/testkit"
+)
+
+// A block of commands in a document is fenced as console. A line that begins with "$ " is a command of
+// an ordinary user, with "# " one of root's, with "> " the next line of that command. What follows is
+// its output, of both streams: "..." stands for any text within a line, and alone on a line for any
+// lines. The commands of a document run in order, in one directory, beside a noded of the test's own,
+// whose files are in /etc/stepd for them. A command is to succeed; "[exit N]" on the last line of its
+// output is another end. A block whose fence has norun="REASON" is not run.
+
+// shown are the documents whose blocks are run.
+var shown = []string{"../docs/tutorial.md", "../docs/plugin.md"}
+
+// consoleBlock is a block of commands, from the given line of its document on.
+type consoleBlock struct {
+	line     int
+	norun    string
+	commands []consoleCommand
+}
+
+type consoleCommand struct {
+	line   int
+	root   bool
+	text   string
+	output []string
+	exit   string
+}
+
+var (
+	fenceLine = regexp.MustCompile("^```(\\S*)(.*)$")
+	norunInfo = regexp.MustCompile(`^ norun="([^"]+)"$`)
+	exitLine  = regexp.MustCompile(`^\[exit (\d+)\]$`)
+)
+
+// consoleBlocks reads a document.
+func consoleBlocks(text string) (blocks []consoleBlock, err error) {
+	var in *consoleBlock
+	other := false // a block of another kind
+	for i, line := range strings.Split(text, "\n") {
+		m := fenceLine.FindStringSubmatch(line)
+		switch {
+		case m != nil && (in != nil || other):
+			if in != nil {
+				blocks = append(blocks, *in)
+			}
+			in, other = nil, false
+		case m != nil && m[1] == "console":
+			in = &consoleBlock{line: i + 1}
+			if m[2] != "" {
+				reason := norunInfo.FindStringSubmatch(m[2])
+				if reason == nil {
+					return nil, fmt.Errorf("line %d: cannot use %q: want norun=\"REASON\"", i+1, m[2])
+				}
+				in.norun = reason[1]
+			}
+		case m != nil:
+			other = true
+		case in == nil:
+		case strings.HasPrefix(line, "$ "), strings.HasPrefix(line, "# "):
+			in.commands = append(in.commands, consoleCommand{line: i + 1, root: line[0] == '#', text: line[2:]})
+		case len(in.commands) == 0:
+			return nil, fmt.Errorf("line %d: output without a command: %q", i+1, line)
+		default:
+			c := &in.commands[len(in.commands)-1]
+			switch exit := exitLine.FindStringSubmatch(line); {
+			case strings.HasPrefix(line, "> ") && len(c.output) == 0:
+				c.text += "\n" + line[2:]
+			case line == ">" && len(c.output) == 0:
+				c.text += "\n"
+			case exit != nil:
+				c.exit = exit[1]
+			case line != "" || len(c.output) > 0:
+				c.output = append(c.output, line)
+			}
+		}
+	}
+	if in != nil {
+		return nil, fmt.Errorf("line %d: the block has no end", in.line)
+	}
+	return blocks, nil
+}
+
+// pattern is what the output is to match.
+func (c *consoleCommand) pattern() *regexp.Regexp {
+	var b strings.Builder
+	b.WriteString(`\A`)
+	for _, line := range strings.Split(strings.TrimRight(strings.Join(c.output, "\n"), "\n"), "\n") {
+		switch line {
+		case "":
+			if len(c.output) > 0 {
+				b.WriteString("\n")
+			}
+		case "...":
+			b.WriteString(`(?:[^\n]*\n)*`)
+		default:
+			b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(line), `\.\.\.`, `[^\n]*`) + ` *\n`)
+		}
+	}
+	return regexp.MustCompile(b.String() + `\z`)
+}
+
+// TestRootDocuments runs the commands of documents, and compares their output.
+func TestRootDocuments(t *testing.T) {
+	for _, doc := range shown {
+		t.Run(filepath.Base(doc), func(t *testing.T) {
+			blocks, err := consoleBlocks(readFile(t, doc))
+			if err != nil {
+				t.Fatalf("%s: %v", doc, err)
+			}
+			w := newReader(t)
+			ran := 0
+			for _, b := range blocks {
+				if b.norun != "" {
+					t.Logf("%s:%d: not run: %s", doc, b.line, b.norun)
+					continue
+				}
+				for _, c := range b.commands {
+					ran++
+					if !w.runs(t, doc, &c) {
+						return // the rest depends on it
+					}
+				}
+			}
+			if ran < 2 {
+				t.Errorf("%s has %d commands that run", doc, ran)
+			}
+		})
+	}
+}
+
+// reader follows the commands of one document.
+type reader struct {
+	n     *node
+	dir   string
+	names *strings.Replacer // what is so called in the document
+	back  *strings.Replacer
+}
+
+func newReader(t *testing.T) *reader {
+	testkit.RequireRoot(t)
+	plugins, err := os.MkdirTemp(workRoot, "stepd-it-lib-")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(plugins)) })
+	must(t, os.Chmod(plugins, 0o755))
+	n := startNode(t, site{Node: "CPUs=4", Slurm: "PluginDir=" + plugins + "\n"})
+	share, err := filepath.Abs("..")
+	must(t, err)
+	pairs := []string{
+		"/etc/stepd", n.dir, "/usr/lib/slurm", plugins,
+		"/usr/share/doc/stepd/examples", filepath.Join(share, "examples"), "/usr/include/stepd", filepath.Join(share, "spank/host/include"),
+	}
+	var turned []string
+	for i := 0; i < len(pairs); i += 2 {
+		turned = append(turned, pairs[i+1], pairs[i])
+	}
+	return &reader{n: n, dir: n.wd, names: strings.NewReplacer(pairs...), back: strings.NewReplacer(turned...)}
+}
+
+// runs runs a command, and reports whether it did what the document says.
+func (w *reader) runs(t *testing.T, doc string, c *consoleCommand) bool {
+	t.Helper()
+	if to, ok := strings.CutPrefix(c.text, "cd "); ok {
+		w.dir = filepath.Join(w.dir, to)
+		return true
+	}
+	path := "PATH=" + filepath.Dir(w.n.bin) + ":/usr/local/bin:/usr/bin:/bin"
+	r := w.n.do(t, call{
+		program: "/bin/sh", args: []string{"-c", "exec 2>&1\n" + w.names.Replace(c.text)}, root: c.root, dir: w.dir, env: []string{path, "LC_ALL=C.UTF-8"},
+	})
+	want := c.exit
+	if want == "" {
+		want = "0"
+	}
+	out := w.back.Replace(r.out)
+	if fmt.Sprint(r.code) == want && c.pattern().MatchString(out) {
+		return true
+	}
+	t.Errorf("%s:%d: %s\nexit code %d, want %s\n%s\nwant\n%s", doc, c.line, c.text, r.code, want, out, strings.Join(c.output, "\n"))
+	return false
+}
+
+// TestConsoleBlocks: how blocks are read and compared.
+func TestConsoleBlocks(t *testing.T) {
+	const fence = "```"
+	blocks, err := consoleBlocks("text\n" + fence + "sh\n$ no\n" + fence + "\n" + fence + "console\n$ a <<E\n> b\n> E\none ... two\n...\nlast\n# c\n[exit 3]\n" + fence + "\n" +
+		fence + "console norun=\"needs a GPU\"\n$ nvidia-smi\n" + fence + "\n")
+	if err != nil || len(blocks) != 2 || len(blocks[0].commands) != 2 || blocks[1].norun != "needs a GPU" {
+		t.Fatalf("%+v, %v", blocks, err)
+	}
+	a, c := blocks[0].commands[0], blocks[0].commands[1]
+	if a.text != "a <<E\nb\nE" || a.root || !c.root || c.exit != "3" || len(c.output) != 0 {
+		t.Errorf("%+v, %+v", a, c)
+	}
+	for out, want := range map[string]bool{"one x two\nlast\n": true, "one x two\na\nb\nlast\n": true, "one two\nlast\n": false, "one x two\nlast\nmore\n": false} {
+		if a.pattern().MatchString(out) != want {
+			t.Errorf("%q: %t", out, !want)
+		}
+	}
+	if !c.pattern().MatchString("") || c.pattern().MatchString("x\n") {
+		t.Error("a command without output")
+	}
+	for _, bad := range []string{fence + "console\nx\n" + fence + "\n", fence + "console\n$ x\n", fence + "console norun\n" + fence + "\n"} {
+		if _, err := consoleBlocks(bad); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
