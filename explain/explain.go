@@ -89,7 +89,7 @@ func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanat
 		Stage: e.stage(), MPI: e.mpi(),
 	}
 	for _, find := range []func(){
-		e.crash, e.state, e.ending, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.unstartedForEnd, e.limits, e.held, e.leftovers, e.doing,
+		e.crash, e.leftovers, e.state, e.ending, e.doing, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.unstartedForEnd, e.limits, e.held,
 	} {
 		find()
 	}
@@ -110,6 +110,8 @@ type explainer struct {
 	now   time.Time
 	log   eventLog
 	found []Finding
+	// crashed are the ranks in which a plugin's hook has crashed.
+	crashed []int
 }
 
 func (e *explainer) add(f Finding) { e.found = append(e.found, f) }
@@ -123,7 +125,7 @@ func (e *explainer) summary(x *Explanation) string {
 	}
 	switch {
 	case r.State == step.Pending:
-		return "the step has a number and was not launched yet"
+		return "the step has a number and is not launched yet"
 	case r.State == step.Starting && x.Stage != nil && x.Stage.Ended == nil:
 		return fmt.Sprintf("the step is being launched: it is at stage %s for %s", x.Stage.Name, round(e.now.Sub(x.Stage.Begun)))
 	case r.State == step.Starting:
@@ -141,7 +143,7 @@ func (e *explainer) summary(x *Explanation) string {
 	case r.State == step.Completing:
 		return "the tasks have ended, and the rest of the step is being ended"
 	case r.State == step.Completed && slices.ContainsFunc(r.Tasks, func(t step.Task) bool { return t.State == step.TaskFailed }):
-		return "the step ended with exit code 0, and tasks of it never ran the command"
+		return "it has exit code 0, and tasks of it never ran the command"
 	case r.State == step.Completed:
 		return fmt.Sprintf("the step ran%s, and all of its tasks ended well", ran)
 	}
@@ -244,8 +246,12 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 		whole := wrap(head+printable.Line(text, textMax), indent, s.Width)
 		b.WriteString(indent + bold(whole[:len(head)]) + whole[len(head):] + "\n")
 	}
-	fmt.Fprintf(&b, "%s  %s\n", bold("step "+x.ID.Name()), x.State)
-	line("  ", "", x.Summary)
+	name := "step " + x.ID.Name()
+	head := "  " + printable.Line(x.headline(), textMax)
+	if s.Width >= 40 {
+		head = strings.TrimPrefix(printable.Wrap(head, name+"  ", "  ", s.Width), name)
+	}
+	b.WriteString(bold(name) + head + "\n")
 	for i, f := range x.Findings {
 		if i > 0 {
 			b.WriteByte('\n')
@@ -263,6 +269,14 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// headline is the state and the summary.
+func (x *Explanation) headline() string {
+	if rest, ok := strings.CutPrefix(x.Summary, "the step ended as "); ok {
+		return rest
+	}
+	return string(x.State) + ": " + x.Summary
 }
 
 // wrap breaks a text so that no line with its indent is wider than width; the indent of the first

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"stepd/eventlog"
 	"stepd/step"
@@ -111,8 +112,59 @@ func cases() map[string]struct {
 			}
 		}), nil},
 		"completed": {ran(step.Completed, 2, nil), nil},
-		"running":   {ran(step.Running, 2, nil), nil},
-		"pending":   {ran(step.Pending, 1, func(r *step.Record) { r.Started = nil }), nil},
+		"crash in task_init": {ran(step.Failed, 3, func(r *step.Record) {
+			for i := range 2 {
+				r.Tasks[i].End(step.SignaledBy(syscall.SIGSEGV))
+				r.Tasks[i].State, r.Tasks[i].Stage = step.TaskFailed, "task_init"
+			}
+			r.Tasks[2].End(0)
+			r.Reason, r.ExitCode = `plugin "x.so": slurm_spank_task_init (rank 1): killed by SIGSEGV at x.so+0x1119`, ptr(1)
+		}), []eventlog.Event{
+			at(1, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0)}),
+			at(1, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1)}),
+			at(1, eventlog.Event{Event: eventlog.EventHookCrash, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1), Text: "killed by SIGSEGV at x.so+0x1119"}),
+		}},
+		"time limit": {ran(step.Timeout, 1, func(r *step.Record) {
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGTERM))
+			r.Reason, r.ExitCode = "the time limit of 1 min is reached", ptr(143)
+		}), []eventlog.Event{at(-5, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15), Text: "the time limit of 1 min is reached"})}},
+		"its stepd was killed": {ran(step.NodeFail, 2, func(r *step.Record) {
+			r.Reason, r.ExitCode, r.StepdLost = "stepd (pid 77) was killed by SIGKILL", ptr(1), true
+			for i := range r.Tasks {
+				r.Tasks[i].ExitCode, r.Tasks[i].Status = nil, nil
+			}
+		}), nil},
+		"prolog that fails": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Started, r.ExitCode = nil, ptr(1)
+			r.Tasks[0] = step.Task{State: step.TaskFailed}
+			r.Reason, r.Drain = `Prolog "/etc/slurm/prolog": Exited with exit code 1`, `Prolog "/etc/slurm/prolog": Exited with exit code 1`
+		}), []eventlog.Event{
+			stage(-100, "prolog"), failed(-50, "prolog", `Prolog "/etc/slurm/prolog": Exited with exit code 1`),
+		}},
+		"hook that took too long": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Started, r.ExitCode = nil, ptr(1)
+			r.Tasks[0] = step.Task{State: step.TaskFailed}
+			r.Reason = `plugin "x.so": slurm_spank_init: did not return within 5s (HookTimeout in stepd.conf)`
+			r.PluginCrash = &step.PluginCrash{Path: "/usr/lib/x.so", Hook: "slurm_spank_init", Cause: r.Reason}
+		}), []eventlog.Event{
+			stage(-100, "init"), at(-90, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_init"}),
+			failed(-50, "init", "spankhost is gone"),
+		}},
+		"limit of CPU time": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGXCPU))
+			r.Reason, r.ExitCode = "task 0: CPU time limit exceeded", ptr(152)
+		}), nil},
+		"killed from outside": {ran(step.Failed, 2, func(r *step.Record) {
+			r.Tasks[1].End(step.SignaledBy(syscall.SIGKILL))
+			r.Reason, r.ExitCode = "task 1: Killed", ptr(137)
+		}), nil},
+		"MPI: ended without a word": {ran(step.Completed, 3, func(r *step.Record) { r.MPI, r.MPISilent = "pmix", true }), nil},
+		"in its TaskProlog": {ran(step.Running, 1, func(r *step.Record) {
+			r.Tasks[0].State = step.TaskStarting
+			r.Tasks[0].Doing = &step.Doing{PID: 102, State: "S", Command: "sh", Stage: eventlog.PhaseTaskProlog}
+		}), []eventlog.Event{stage(-2000, eventlog.PhaseTaskProlog)}},
+		"running": {ran(step.Running, 2, nil), nil},
+		"pending": {ran(step.Pending, 1, func(r *step.Record) { r.Started, r.LauncherPID = nil, 4711 }), nil},
 		"exit codes": {ran(step.Failed, 5, func(r *step.Record) {
 			r.Tasks[1].End(step.ExitedWith(127))
 			r.Tasks[3].End(step.ExitedWith(127))
@@ -246,14 +298,14 @@ func cases() map[string]struct {
 	}
 }
 
-// TestExplain: what is said of each of these steps, word by word.
+// TestExplain: the screen of each of these steps, word by word, on 80 columns.
 func TestExplain(t *testing.T) {
 	seen := map[string]bool{}
 	for name, c := range cases() {
 		t.Run(name, func(t *testing.T) {
 			x := Explain(c.rec, c.events, t0)
 			var b strings.Builder
-			if err := x.Write(&b, Style{}); err != nil {
+			if err := x.Write(&b, Style{Width: 80}); err != nil {
 				t.Fatal(err)
 			}
 			file := filepath.Join("testdata", strings.NewReplacer(" ", "_", ":", "", ",", "").Replace(name)+".txt")
@@ -267,6 +319,7 @@ func TestExplain(t *testing.T) {
 			if err != nil || b.String() != string(want) {
 				t.Errorf("%v\ngot\n%s\nwant\n%s", err, b.String(), want)
 			}
+			answers(t, c.rec, x, b.String())
 			// A program's document has the lists that it reads, never null.
 			doc, err := json.Marshal(x)
 			if err != nil {
@@ -287,6 +340,40 @@ func TestExplain(t *testing.T) {
 		if !seen[f.Name()] {
 			t.Errorf("testdata/%s belongs to no case", f.Name())
 		}
+	}
+}
+
+// answers holds the screen to its order: what happened, then why, then what to do now, before all
+// else. One that has ended well, and one that runs well, leave no question.
+func answers(t *testing.T, rec *step.Record, x *Explanation, screen string) {
+	t.Helper()
+	if !strings.HasPrefix(screen, "step 12.0  "+string(rec.State)) {
+		t.Errorf("the first line does not say what happened: %s", screen)
+	}
+	for line := range strings.Lines(screen) {
+		if n := utf8.RuneCountInString(line) - 1; n > 80 {
+			t.Errorf("a line of %d columns: %q", n, line)
+		}
+	}
+	if rec.State == step.Completed && len(x.Findings) == 0 || !rec.State.Final() && len(x.Findings) == 0 {
+		return
+	}
+	first := x.Findings[0]
+	if _, rest, _ := strings.Cut(screen, "\n"); !strings.HasPrefix(rest, "  "+string(first.Kind)+": ") || first.Hint == "" && !strings.Contains(first.Text, "--mem") {
+		t.Errorf("the cause does not come next, or nothing is said to do: %s", screen)
+	}
+}
+
+// TestKindsOfEnds: there are screens of at least 20 ways to end.
+func TestKindsOfEnds(t *testing.T) {
+	ends := 0
+	for _, c := range cases() {
+		if c.rec.State.Final() {
+			ends++
+		}
+	}
+	if ends < 20 {
+		t.Errorf("there are %d", ends)
 	}
 }
 

@@ -149,6 +149,7 @@ func (e *explainer) crash() {
 		h := e.log.hooks[n]
 		slices.Sort(h.ranks)
 		f.Ranks = step.FormatCPUList(h.ranks)
+		e.crashed = h.ranks
 		if len(h.ranks) > 1 {
 			f.Text += fmt.Sprintf("; of %s alike", ranksText(h.ranks))
 		}
@@ -173,7 +174,7 @@ func (e *explainer) plugins() {
 			f.Text = fmt.Sprintf("%s returned %d", where, *h.rc)
 			f.Hint = "what the plugin said stands in noded's log, and in the step's standard error"
 			if e.rec.State == step.Completed {
-				f.Hint += "; as in Slurm a plugin's failure there, a required one's too, does not fail the step: SpankStrict=yes in stepd.conf lets it (docs/spank.md, Failures)"
+				f.Hint = "as in Slurm no plugin's failure there fails the step, a required one's neither: SpankStrict=yes in stepd.conf makes it (docs/spank.md, Failures); " + f.Hint
 			}
 		case !e.rec.State.Final():
 			f.Text = where + " has not returned"
@@ -206,8 +207,9 @@ func (e *explainer) unstartedForEnd() {
 // addUnstarted adds the failures that are wanted.
 func (e *explainer) addUnstarted(want func(startFailure) bool) {
 	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (startFailure, bool) {
-		// Who waited at the gate has done nothing wrong.
-		return startFailure{t.Stage, t.Errno, t.Object, t.Why, e.signalled(t)}, t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != ""
+		// Who waited at the gate has done nothing wrong, and a hook that has crashed is said already.
+		return startFailure{t.Stage, t.Errno, t.Object, t.Why, e.signalled(t)},
+			t.State == step.TaskFailed && t.Stage != "gate" && t.Stage != "" && !slices.Contains(e.crashed, t.Rank)
 	})
 	for _, g := range groups {
 		k := g.key
@@ -257,8 +259,11 @@ func programOf(object string) string {
 }
 
 func startHint(k startFailure) string {
-	if k.end != "" {
+	switch {
+	case strings.HasSuffix(k.end, byStepsEnd):
 		return ""
+	case k.end != "":
+		return "nothing of the command has run: it may be started again as it was"
 	}
 	exec := hint("exec", func(name string) bool { return k.stage == "exec" && unix.ErrnoName(unix.Errno(k.errno)) == name })
 	if text := hint("why", func(words string) bool { return strings.Contains(k.why, words) }); text != "" {
@@ -305,6 +310,13 @@ func (e *explainer) memory() {
 // state finds what the step as a whole does.
 func (e *explainer) state() {
 	r := e.rec
+	if r.State == step.Pending {
+		f := Finding{Kind: KindState, Text: "it waits for its client to launch it", Hint: "stepctl cancel " + r.ID.Name() + " gives its CPUs back"}
+		if r.LauncherPID > 0 {
+			f.Text = fmt.Sprintf("it waits for its client, pid %d, which runs the plugins' local hooks before it launches the step", r.LauncherPID)
+		}
+		e.add(f)
+	}
 	if r.Parent != nil {
 		e.add(Finding{Kind: KindSpawn, Text: fmt.Sprintf("the step was spawned by the MPI program of step %s", r.Parent.Name())})
 	}
@@ -316,7 +328,7 @@ func (e *explainer) state() {
 		e.add(f)
 	}
 	if r.State == step.NodeFail {
-		e.add(Finding{Kind: KindNode, Text: r.Reason})
+		e.add(Finding{Kind: KindNode, Text: r.Reason, Hint: "it may be started again as it was; the log of noded, or of slurmd, has more"})
 	}
 	if r.Drain != "" {
 		e.add(Finding{Kind: KindDrain, Text: "the node was drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
@@ -326,7 +338,7 @@ func (e *explainer) state() {
 // aborted reports an MPI program that has ended itself.
 func (e *explainer) aborted() {
 	if e.rec.Aborted && e.rec.Reason != "" {
-		e.add(Finding{Kind: KindAbort, Text: e.rec.Reason})
+		e.add(Finding{Kind: KindAbort, Text: e.rec.Reason, Hint: "what that rank wrote to its standard error says more"})
 	}
 }
 
@@ -435,7 +447,7 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 		case code > 128 && code < 193 && name != "":
 			return fmt.Sprintf("%d is a shell's word for a child that %s has ended", code, name)
 		}
-		return ""
+		return "the code is the program's own: what it wrote says more"
 	}
 	sig, _ := st.Signaled()
 	usual := hint("signal", func(name string) bool { return unix.SignalName(sig) == name })
@@ -457,9 +469,9 @@ func (e *explainer) cancelled() {
 	r := e.rec
 	switch {
 	case r.State == step.Cancelled:
-		e.add(Finding{Kind: KindCancel, Text: "the step was cancelled: " + r.Reason})
+		e.add(Finding{Kind: KindCancel, Text: "the step was cancelled: " + strings.TrimPrefix(r.Reason, "cancelled "), Hint: "it may be started again as it was"})
 	case r.State == step.Timeout:
-		e.add(Finding{Kind: KindCancel, Text: "the step's time was over: " + r.Reason})
+		e.add(Finding{Kind: KindCancel, Text: "the step's time was over: " + r.Reason, Hint: "-t asks for more time"})
 	case (r.State == step.Failed || r.State == step.Completed) && r.Reason != "" && !e.said(r.Reason) && !e.hookFailed(r.Reason):
 		// What no other finding has: a daemon's death, --kill-on-bad-exit.
 		e.add(Finding{Kind: KindState, Text: r.Reason})

@@ -72,17 +72,19 @@ func (e *explainer) mpi() *MPI {
 	return m
 }
 
-// silent is what is to be said of several tasks that run and none of which has spoken to the MPI
-// plugin: an MPI program's library speaks to another one, and each of them believes to be alone. The
-// record of a step that has ended well does not say who has spoken.
+// silent is what is to be said of several tasks none of which speaks, or has spoken, to the MPI
+// plugin: an MPI program's library speaks to another one, and each of them believes to be alone.
 func (e *explainer) silent() string {
 	r := e.rec
-	if r.State != step.Running || len(r.Tasks) < 2 || r.ID.Step == step.BatchStep {
+	if !r.MPISilent && (r.State != step.Running || len(r.Tasks) < 2 || r.ID.Step == step.BatchStep) {
 		return ""
 	}
 	other := "pmi2"
 	if r.MPI == other {
 		other = "pmix"
+	}
+	if r.MPISilent {
+		return fmt.Sprintf("no task has spoken PMI: of an MPI program these were %d singletons, and its library may want --mpi=%s", r.NTasks, other)
 	}
 	return fmt.Sprintf("no task has spoken PMI yet: of an MPI program these are %d singletons if it goes on so, and its library may want --mpi=%s", len(r.Tasks), other)
 }

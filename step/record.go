@@ -85,6 +85,8 @@ type Record struct {
 	// Aborted: a rank of the MPI program has ended the step, or has died in the middle of
 	// the program.
 	Aborted bool `json:"aborted,omitempty"`
+	// MPISilent: the step has ended, and none of its several tasks has spoken to its MPI plugin.
+	MPISilent bool `json:"mpi_silent,omitempty"`
 	// Parent is the step whose tasks have spawned this one, null without one.
 	Parent *ID `json:"parent,omitempty"`
 	// PluginCrash is the plugin whose crash ended the SPANK host, null without one.
@@ -196,7 +198,7 @@ func (r *Record) OwnEnd() bool {
 // stepd's. A new field belongs here, or to noded's fields, which the test of Merge lists.
 func (r *Record) Merge(told *Record) {
 	r.Reason, r.ExitCode, r.Signal, r.Ended = told.Reason, told.ExitCode, told.Signal, told.Ended
-	r.Aborted, r.Drain, r.PluginCrash = told.Aborted, told.Drain, told.PluginCrash
+	r.Aborted, r.Drain, r.PluginCrash, r.MPISilent = told.Aborted, told.Drain, told.PluginCrash, told.MPISilent
 	r.OOM, r.HeldOpen = told.OOM, told.HeldOpen
 	r.Survivors, r.SurvivorsTotal = told.Survivors, told.SurvivorsTotal
 	r.Suspended, r.SuspendedBy, r.SuspendedSeconds = told.Suspended, told.SuspendedBy, told.SuspendedSeconds

@@ -29,7 +29,7 @@ var whose = map[string]string{
 	"Parent": nodeds, "Stdout": nodeds, "Stderr": nodeds, "StepdLost": nodeds,
 
 	"Reason": stepds, "ExitCode": stepds, "Signal": stepds, "Ended": stepds,
-	"Aborted": stepds, "Drain": stepds, "PluginCrash": stepds, "OOM": stepds, "HeldOpen": stepds,
+	"Aborted": stepds, "MPISilent": stepds, "Drain": stepds, "PluginCrash": stepds, "OOM": stepds, "HeldOpen": stepds,
 	"Survivors": stepds, "SurvivorsTotal": stepds, "SuspendedSeconds": stepds,
 
 	"Usage": atEnd, "StdoutBytes": atEnd, "StderrBytes": atEnd,

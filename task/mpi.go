@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -281,6 +282,8 @@ func (m *mpiProgress) conclude(rec *step.Record, state step.State) (events []eve
 	if !m.used {
 		return nil
 	}
+	rec.MPISilent = rec.Started != nil && rec.NTasks > 1 && rec.ID.Step != step.BatchStep &&
+		!slices.ContainsFunc(rec.Tasks, func(t step.Task) bool { return t.MPI != nil || t.State == step.TaskFailed })
 	if state == step.Completed {
 		for i := range rec.Tasks {
 			rec.Tasks[i].MPI, rec.Tasks[i].Doing = nil, nil

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +20,7 @@ import (
 	"stepd/client/terminal"
 	"stepd/eventlog"
 	"stepd/explain"
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -69,8 +72,50 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 			return err
 		}
 	}
+	if ref.StepID == nil {
+		return explainWaits(os.Stdout, s, ref.JobID, len(all), style.Width)
+	}
 	return nil
 }
+
+// explainWaits says what a job's steps wait for that have no number yet, and of a job without a step
+// that it has none.
+func explainWaits(w io.Writer, s source, job uint32, steps, width int) error {
+	node, err := s.node()
+	if err != nil || node == nil {
+		return err
+	}
+	var b strings.Builder
+	if steps == 0 {
+		fmt.Fprintf(&b, "job %d  has no step yet\n", job)
+	}
+	waits := 0
+	for i := range node.Waiting {
+		r := &node.Waiting[i]
+		if r.JobID == nil || *r.JobID != job {
+			continue
+		}
+		if waits++; waits > waitsMax {
+			continue
+		}
+		text := fmt.Sprintf("waits: %s, %d tasks, waits since %s for %s", printable.Line(r.Name, 20), r.NTasks, r.Since.Format(time.RFC3339), printable.Line(r.For, 0))
+		if width < 40 {
+			width = math.MaxInt
+		}
+		b.WriteString(printable.Wrap(text, "  ", "  ", width) + "\n")
+	}
+	if waits > waitsMax {
+		fmt.Fprintf(&b, "  %d more wait\n", waits-waitsMax)
+	}
+	if steps == 0 && waits == 0 {
+		fmt.Fprintf(&b, "  stepctl run --jobid %d COMMAND starts one\n", job)
+	}
+	_, err = io.WriteString(w, b.String())
+	return err
+}
+
+// waitsMax bounds the requests of a job that are described.
+const waitsMax = 16
 
 // eventsOf reads a step's event log; one that is gone, of an old step, holds nothing.
 func eventsOf(s source, id step.ID) ([]eventlog.Event, error) {

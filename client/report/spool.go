@@ -26,6 +26,8 @@ type source interface {
 	// records are a step's, or a job's, with what its processes do; known are those without.
 	records(ref api.StepRef) ([]*step.Record, error)
 	known(ref api.StepRef) ([]*step.Record, error)
+	// node is the node's document, nil where slurmctld has what waits.
+	node() (*api.Node, error)
 	// lines are a step's events, as JSON; with follow until it ends.
 	lines(id step.ID, follow bool) iter.Seq2[json.RawMessage, error]
 }
@@ -98,6 +100,8 @@ func (s asked) records(ref api.StepRef) (recs []*step.Record, err error) {
 	return recs, err
 }
 
+func (s asked) node() (*api.Node, error) { return nodeOf(s.d) }
+
 func (s asked) known(ref api.StepRef) ([]*step.Record, error) {
 	return client.Ask(s.d, func(ctx context.Context, noded *api.Client) ([]*step.Record, error) { return noded.Show(ctx, ref) })
 }
@@ -113,6 +117,8 @@ func (s spooled) records(ref api.StepRef) ([]*step.Record, error) {
 	recs, err := s.archive.Records(ref.JobID, ref.StepID)
 	return recs, s.explain(err)
 }
+
+func (s spooled) node() (*api.Node, error) { return nil, nil }
 
 func (s spooled) known(ref api.StepRef) ([]*step.Record, error) { return s.records(ref) }
 
