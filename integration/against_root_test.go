@@ -43,6 +43,7 @@ func attacks(t *testing.T) []attack {
 		{"sends what is no request", asks(16, "run", []byte("garbage"))},
 		{"opens connections", connects},
 		{"runs steps", commands(4, "run", "--overcommit", "true")},
+		{"only computes", computes(4)}, // noded has no part in that: the rest is the scheduler's
 		{"runs a fork bomb", commands(1, "run", "bash", "-c", "exec 2>&-; ulimit -u 400; f() { f & f; }; f & sleep 1")},
 	}
 }
@@ -166,6 +167,19 @@ func connects(ctx context.Context, _ *testing.T, n *node) {
 		for _, c := range open {
 			c.Close()
 		}
+	}
+}
+
+// computes keeps so many processes busy, which have nothing to do with noded.
+func computes(lanes int) func(context.Context, *testing.T, *node) {
+	return func(ctx context.Context, t *testing.T, _ *node) {
+		var wg sync.WaitGroup
+		for range lanes {
+			cmd := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: bob.uid, Gid: bob.gid}}
+			wg.Go(func() { _ = cmd.Run() }) // it is killed
+		}
+		wg.Wait()
 	}
 }
 

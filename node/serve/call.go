@@ -233,8 +233,17 @@ func (c *call) file(f io.Reader, size int64) error {
 	return nil
 }
 
+// vain waits where the user has too many requests that came to nothing, whether the client is still
+// there or not: its connection counts so long.
+func (c *call) vain() {
+	if wait := c.s.pace.next(c.payer, time.Now()); wait > 0 {
+		<-time.After(wait)
+	}
+}
+
 // refuse answers a request that is not served, and of which nothing more is read.
 func (c *call) refuse(err error) {
+	c.vain()
 	c.w.Header().Set("Connection", "close")
 	e := asError(err)
 	doc, err := json.Marshal(api.Refusal{Envelope: api.Envelope{Schema: api.Schema}, Error: e})

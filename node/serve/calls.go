@@ -37,9 +37,12 @@ const (
 // it, and what is checked of its document before anything is looked up.
 func (s *Server) verbs() map[string]verb {
 	return map[string]verb{
-		"run":     on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.Run) }, unpack),
-		"dryrun":  on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.DryRun) }, unpack),
-		"reserve": on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.Reserve) }, unpack),
+		"run":    on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.Run) }, unpack),
+		"dryrun": on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.DryRun) }, unpack),
+		"reserve": on(maker, func(c *call, in *api.RunRequest) error {
+			c.vain() // until its launch
+			return makes(c, in, s.node.Reserve)
+		}, unpack),
 		"alloc":   on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.Alloc) }, unpack),
 		"launch":  on(maker, s.launch, unpackChange),
 		"release": on(holder, func(c *call, in *api.ReleaseRequest) error { return c.done(s.node.Release(c.ctx, in.JobID)) }),
@@ -343,6 +346,9 @@ func makes[Out any, P interface {
 
 func (s *Server) launch(c *call, in *api.LaunchRequest) error {
 	out, err := s.node.Launch(c.peer, in)
+	if err == nil {
+		s.pace.undo(c.payer)
+	}
 	return answer(c, out, err)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"stepd/api"
 	"stepd/internal/testkit"
+	"stepd/step"
 )
 
 func TestPerUserConnections(t *testing.T) {
@@ -72,6 +73,72 @@ func TestManyClients(t *testing.T) {
 		c.Close()
 	}
 	tn.connections(0)
+}
+
+// TestRefusalsArePaced: a user whose requests are refused without end is answered more slowly, no
+// other user is, and after a while that one is not any more.
+func TestRefusalsArePaced(t *testing.T) {
+	var p pace
+	now := time.Unix(1000, 0)
+	for i := range vainFree {
+		if wait := p.next(1000, now); wait != 0 {
+			t.Fatalf("refusal %d waits %v", i, wait)
+		}
+	}
+	for i := range 2 * int(vainWait/vainEvery) {
+		if wait, want := p.next(1000, now), min(time.Duration(i+1)*vainEvery, vainWait); wait != want {
+			t.Fatalf("refusal %d waits %v, want %v", vainFree+i, wait, want)
+		}
+	}
+	for _, uid := range []uint32{0, 1001} {
+		if wait := p.next(uid, now); wait != 0 {
+			t.Errorf("a refusal of uid %d waits %v", uid, wait)
+		}
+	}
+	p.undo(1000)
+	if wait := p.next(1000, now); wait != vainWait {
+		t.Errorf("after one that came to something a refusal waits %v", wait)
+	}
+	later := now.Add(vainWait + vainFree*vainEvery)
+	if wait := p.next(1000, later); wait != 0 {
+		t.Errorf("later one waits %v", wait)
+	}
+	p.next(1002, later.Add(time.Second))
+	if len(p.byUser) != 1 {
+		t.Errorf("%d users are remembered", len(p.byUser))
+	}
+
+	tn := fresh(t)
+	client := serveAs(t, tn, func() uint32 { return 1000 }, nil)
+	reserve := func() {
+		req := request("true")
+		if _, err := client.Reserve(t.Context(), &api.RunRequest{Request: &req}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 * vainFree {
+		reserve()
+		if _, err := client.Launch(t.Context(), &api.LaunchRequest{StepRef: api.StepRef{JobID: 1, StepID: new(uint32)}, Change: new(step.LaunchChange)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if wait := tn.pace.next(1000, time.Now()); wait != 0 {
+		t.Errorf("after as many launches as reservations one waits %v", wait)
+	}
+	refused := func() {
+		if _, err := client.Show(t.Context(), api.StepRef{JobID: 1}); api.CodeOf(err) != api.NotFound {
+			t.Fatalf("Show of no job: %v", err)
+		}
+	}
+	for name, do := range map[string]func(){"refusals": refused, "reservations": reserve} {
+		began := time.Now()
+		for range 2 * vainFree {
+			do()
+		}
+		if took := time.Since(began); took < vainFree*vainEvery {
+			t.Errorf("%d %s took %v", 2*vainFree, name, took)
+		}
+	}
 }
 
 // TestRefusalsAreBounded: a user's refused requests do not fill the log.

@@ -46,6 +46,14 @@ func (n *fakeNode) Run(_ context.Context, _ api.Peer, in *api.RunRequest) (*api.
 	return nil, api.Errorf(api.InvalidArgument, "ntasks: %d tasks", in.Request.NTasks)
 }
 
+func (n *fakeNode) Reserve(context.Context, api.Peer, *api.RunRequest) (*api.RunReply, error) {
+	return new(api.RunReply), nil
+}
+
+func (n *fakeNode) Launch(api.Peer, *api.LaunchRequest) (*api.RunReply, error) {
+	return new(api.RunReply), nil
+}
+
 func (n *fakeNode) List(_ bool, behind step.ID) (ids []step.ID) {
 	if behind.Job != 0 {
 		return nil

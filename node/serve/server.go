@@ -140,6 +140,7 @@ type Server struct {
 	payers   payers
 	follows  counter // event logs that are followed
 	refusals refusals
+	pace     pace
 	// replyTime is the constant; tests have another.
 	replyTime time.Duration
 }
@@ -256,6 +257,51 @@ func (r *refusals) tell(uid uint32, now time.Time) (ok bool, silent int) {
 	u.left--
 	silent, u.silent = u.silent, 0
 	return true, silent
+}
+
+const (
+	// vainFree requests of one user that came to nothing are answered at once, and then one in each
+	// vainEvery: a client that asks on and on would take the processors from others. vainWait
+	// bounds the time that one of them waits.
+	vainFree  = 100
+	vainEvery = 5 * time.Millisecond
+	vainWait  = time.Second
+)
+
+// pace is when the next request of each user that comes to nothing is answered: one that is
+// refused, and one for a reservation until that is launched.
+type pace struct {
+	mu     sync.Mutex
+	byUser map[uint32]time.Time // guarded by mu
+}
+
+// next returns how long such a request of uid waits. Root's do not.
+func (p *pace) next(uid uint32, now time.Time) time.Duration {
+	if uid == 0 {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byUser == nil {
+		p.byUser = make(map[uint32]time.Time)
+	}
+	due, free := p.byUser[uid], now.Add(-vainFree*vainEvery)
+	if due.Before(free) {
+		maps.DeleteFunc(p.byUser, func(_ uint32, due time.Time) bool { return due.Before(free) })
+		due = free
+	}
+	wait := min(due.Add(vainEvery).Sub(now), vainWait)
+	p.byUser[uid] = now.Add(wait)
+	return max(0, wait)
+}
+
+// undo takes one back: a reservation was launched.
+func (p *pace) undo(uid uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if due, ok := p.byUser[uid]; ok {
+		p.byUser[uid] = due.Add(-vainEvery)
+	}
 }
 
 // toldMax is how many connections beyond a user's limit are served, to be told so; any
