@@ -351,7 +351,7 @@ func (d *Dialer) Prepare(c *cobra.Command, args []string) error {
 func (d *Dialer) FlagError(c *cobra.Command, err error) error {
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok || d.Plugins == nil || d.Plugins.Session == nil || unknown.GetSpecifiedShortnames() != "" {
-		return options.FlagError(c.Flags(), err)
+		return options.FlagError(c.CommandPath(), c.Flags(), err)
 	}
 	other, verbs := spank.ContextLocal, "run"
 	if ContextOf(c) == spank.ContextLocal {
@@ -363,11 +363,11 @@ func (d *Dialer) FlagError(c *cobra.Command, err error) error {
 		defer there.Close()
 		for _, o := range there.Options {
 			if o.Name == unknown.GetSpecifiedName() {
-				return fmt.Errorf("%w: plugin %q registers it for %s alone", err, o.Plugin, verbs)
+				return fmt.Errorf("unknown option --%s: plugin %q registers it for %s alone", o.Name, o.Plugin, verbs)
 			}
 		}
 	}
-	return options.FlagError(c.Flags(), err)
+	return options.FlagError(c.CommandPath(), c.Flags(), err)
 }
 
 // ContextOf is the context in which a verb loads plugins.

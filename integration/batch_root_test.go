@@ -177,7 +177,7 @@ func TestRootBatchLines(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
 	for line, want := range map[string]string{
-		"--comment-is-none-of-ours": "unknown flag: --comment-is-none-of-ours",
+		"--comment-is-none-of-ours": "unknown option --comment-is-none-of-ours",
 		"--array=1-5:2%1":           "--array is not supported any more: use Slurm: docs/slurm.md",
 	} {
 		n.userFile(t, "job.sh", "#!/bin/sh\n#SBATCH -J name\n#SBATCH "+line+"\n", 0o755)

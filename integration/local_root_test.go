@@ -115,7 +115,7 @@ func TestRootOptionOfOneSide(t *testing.T) {
 	if r.code != 1 || r.out != "" {
 		t.Errorf("remote side only: %v", r)
 	}
-	contains(t, "stderr", r.err, "stepctl: error: unknown flag: --one")
+	contains(t, "stderr", r.err, "stepctl: error: unknown option --one")
 	must(t, os.Truncate(marks, 0))
 	if r = n.do(t, call{args: []string{"run", "echo", "ran"}, env: []string{"_SLURM_SPANK_OPTION_client_one=e"}}); r.code != 0 || r.out != "ran\n" {
 		t.Errorf("remote side only, by the environment: %v", r)
@@ -132,7 +132,7 @@ func TestRootOptionOfOneSide(t *testing.T) {
 	if r = n.ctl(t, "run", "--both", "echo", "ran"); r.code != 1 || r.out != "" {
 		t.Errorf("no plugin at all: %v", r)
 	}
-	contains(t, "stderr", r.err, "unknown flag: --both")
+	contains(t, "stderr", r.err, "unknown option --both")
 }
 
 // TestRootOptionCallbackCodes: any code but 0 is a failure, as measured of Slurm 22.05.8: of the command on
@@ -228,7 +228,7 @@ func TestRootOptionErrors(t *testing.T) {
 	}{
 		{[]string{"run", "--both=FAIL", "true"}, "stepctl: error: Invalid --both argument: FAIL\n"},
 		{[]string{"run", "--flag=x", "true"}, "it takes no argument"},
-		{[]string{"run", "--one"}, "flag needs an argument: --one"},
+		{[]string{"run", "--one"}, "option --one needs a value"},
 		{[]string{"alloc", "--both=FAIL", "true"}, "stepctl: error: Invalid --both argument: FAIL\n"},
 		{[]string{"batch", "--both=FAIL", "--wrap=true"}, "stepctl: error: Invalid --both argument: FAIL\n"},
 	} {

@@ -221,7 +221,7 @@ func TestRootPluginsCheck(t *testing.T) {
 	}
 	t.Run("batch and an option of run", func(t *testing.T) {
 		n.stack(t, "required "+x)
-		if r := n.ctl(t, "batch", "--same=1", "--wrap", "true"); r.code != 1 || r.err != `stepctl: error: unknown flag: --same: plugin "option" registers it for run alone`+"\n" {
+		if r := n.ctl(t, "batch", "--same=1", "--wrap", "true"); r.code != 1 || r.err != `stepctl: error: unknown option --same: plugin "option" registers it for run alone`+"\n" {
 			t.Errorf("got %v", r)
 		}
 	})

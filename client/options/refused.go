@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"stepd/internal/manual"
 	"stepd/internal/nearest"
 )
 
@@ -88,25 +88,6 @@ func overruled(f *pflag.FlagSet, name string) bool {
 // Check is called before any verb runs.
 func Check(c *cobra.Command, _ []string) error { return contradictions(c.Flags()) }
 
-// unknownOption words that there is no such option, with the one that was meant, if one
-// is near.
-func unknownOption(f *pflag.FlagSet, err *pflag.NotExistError) error {
-	name := err.GetSpecifiedName()
-	if err.GetSpecifiedShortnames() != "" {
-		return err
-	}
-	var names []string
-	f.VisitAll(func(flag *pflag.Flag) {
-		if !flag.Hidden {
-			names = append(names, flag.Name)
-		}
-	})
-	if near := nearest.Of(name, names); near != "" {
-		return fmt.Errorf("%w: did you mean --%s?", err, near)
-	}
-	return err
-}
-
 // UnknownVerb words that there is no such verb, with the one that was meant; other errors
 // it leaves as they are.
 func UnknownVerb(root *cobra.Command, err error) error {
@@ -122,7 +103,7 @@ func UnknownVerb(root *cobra.Command, err error) error {
 		return errLeft{"stepctl " + word, now}
 	}
 	if verb, ok := slurmCommands[word]; ok {
-		return fmt.Errorf("%w: what %s does for Slurm does %s", err, word, verb)
+		return fmt.Errorf("unknown command %q: what %s does for Slurm does %s", word, word, verb)
 	}
 	var names []string
 	for _, c := range root.Commands() {
@@ -131,9 +112,9 @@ func UnknownVerb(root *cobra.Command, err error) error {
 		}
 	}
 	if near := nearest.Of(word, names); near != "" {
-		return fmt.Errorf("%w: did you mean %q?", err, near)
+		return fmt.Errorf("unknown command %q: did you mean %q?", word, near)
 	}
-	return err
+	return fmt.Errorf("unknown command %q: see stepctl --help", word)
 }
 
 // slurmCommands are Slurm's commands, with the verbs that do the same here.
@@ -169,25 +150,12 @@ func NameArguments(root *cobra.Command) {
 	}
 }
 
-// notNumber is how pflag words that an option takes numbers.
-const notNumber = `^invalid argument "(.*)" for "(?:-., )?(--\S+)" flag: strconv\.Parse(?:Int|Uint): .*: (invalid syntax|value out of range)$`
-
-// FlagError says in one clear line what is wrong with an option.
-func FlagError(f *pflag.FlagSet, err error) error {
+// FlagError says in one clear line what is wrong with an option of the command path.
+func FlagError(path string, f *pflag.FlagSet, err error) error {
 	if left, ok := errors.AsType[errLeft](err); ok {
-		return left // pflag quotes the argument
+		return left // its words name the option
 	}
-	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
-		return unknownOption(f, unknown)
-	}
-	m := regexp.MustCompile(notNumber).FindStringSubmatch(err.Error())
-	switch {
-	case m == nil:
-		return err
-	case m[3] == "invalid syntax":
-		return fmt.Errorf("%s=%s: want a whole number", m[2], m[1])
-	}
-	return fmt.Errorf("%s=%s: that is no number that it can have", m[2], m[1])
+	return manual.Mistake(path, f, err)
 }
 
 // toSlurm is where jobs wait in a queue, and where programs are sent to nodes.

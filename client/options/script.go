@@ -51,7 +51,7 @@ func FromScript(c *cobra.Command, p *plugins.Host, name string, script []byte) (
 			before[f.Name] = f.Value.String()
 		}
 		if err := of.ParseFlags(l.words); err != nil {
-			wrong = append(wrong, fmt.Errorf("%s: %s: %w", l.at, l.mark, FlagError(of.Flags(), err)))
+			wrong = append(wrong, fmt.Errorf("%s: %s: %w", l.at, l.mark, FlagError("stepctl batch", of.Flags(), err)))
 			continue
 		}
 		if left := of.Flags().Args(); len(left) > 0 {

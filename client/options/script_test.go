@@ -87,7 +87,7 @@ func TestScriptOptions(t *testing.T) {
 // All lines of a script that are wrong are reported, each with its place.
 func TestScriptWrongLines(t *testing.T) {
 	_, err := FromScript(batchVerb(), &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH --no-such\n#SBATCH -p debug\n#SBATCH -n x\n#SBATCH -J name word\n"))
-	const want = `job.sh:2: #SBATCH: unknown flag: --no-such
+	const want = `job.sh:2: #SBATCH: unknown option --no-such: see stepctl batch --help
 job.sh:4: #SBATCH: --ntasks=x: want a whole number
 job.sh:5: #SBATCH: "word" is no option`
 	if err == nil || err.Error() != want {

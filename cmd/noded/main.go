@@ -57,10 +57,8 @@ func sayLast(c *cobra.Command, err error) {
 // options are the command line.
 type options struct {
 	site.Options
-	private   string
-	check     bool
-	checkConf bool
-	manual    bool
+	private                  string
+	check, checkConf, manual bool
 }
 
 func command() *cobra.Command {
@@ -69,7 +67,7 @@ func command() *cobra.Command {
 		Use:           "noded [-f FILE] [--run-dir DIR] [--spool-dir DIR]",
 		Short:         "Node daemon: starts job steps and follows them",
 		Version:       build.Line(),
-		Args:          cobra.NoArgs,
+		Args:          manual.NoArguments,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -105,6 +103,7 @@ func command() *cobra.Command {
 	c.SetVersionTemplate("{{.Version}}\n")
 	f.BoolVar(&o.manual, "manual", false, "print the man page, for make install")
 	_ = f.MarkHidden("manual") // it exists
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return manual.Mistake(c.CommandPath(), c.Flags(), err) })
 	c.SetHelpFunc(func(c *cobra.Command, _ []string) { fmt.Fprint(c.OutOrStdout(), page(c).Text(manual.Style{})) })
 	return c
 }

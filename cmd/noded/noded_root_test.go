@@ -394,7 +394,10 @@ func TestRootRefusesToStart(t *testing.T) {
 		{"no such file", "absent.conf", nil, []string{"-f", d.path("absent.conf")}, 1},
 		{"a mistake", "slurm.conf:1", nil, []string{"-f", wrong}, site.MistakenExit},
 		{"a mistake that is looked for", "1 mistake in the configuration", nil, []string{"-f", wrong, "--check-config"}, site.MistakenExit},
-		{"an unknown flag", "--nonsense", nil, []string{"--nonsense"}, 1},
+		{"an unknown option", "noded: unknown option --nonsense: see noded --help\n", nil, []string{"--nonsense"}, 1},
+		{"a misspelt option", "noded: unknown option --run-di: did you mean --run-dir?\n", nil, []string{"--run-di"}, 1},
+		{"an option without its value", "noded: option -f needs a value: see noded --help\n", nil, []string{"-f"}, 1},
+		{"an argument", "noded: \"now\" is one argument too many: noded [-f FILE]", nil, []string{"now"}, 1},
 		{"an unknown format", "xml", nil, append(d.args(), "--log-format", "xml"), 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
