@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -213,5 +214,68 @@ func TestConsoleBlocks(t *testing.T) {
 		if _, err := consoleBlocks(bad); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+// TestRootDocumentedOptions: each command of stepctl and of noded that a document names, in a block or
+// in its text, has that verb and those options.
+func TestRootDocumentedOptions(t *testing.T) {
+	n := startNode(t, site{})
+	documents, err := filepath.Glob("../docs/*.md")
+	must(t, err)
+	help := map[string]string{"noded": n.do(t, call{program: binary(t, "noded"), args: []string{"--help"}}).out}
+	named := regexp.MustCompile("(?m)(?:^    |^[$#] |`)((?:stepctl|noded) [^`\n#]*)")
+	option := regexp.MustCompile(`(?:^|[ \[])(--[a-z][a-z-]*)`)
+	// The options of the plugins that the documents make.
+	plugins := map[string]string{"--mine-nice": "mine", "--nice-task": "nice", "--scratch": "scratch"}
+	help["mine"], help["nice"], help["scratch"] = "--"+between(readFile(t, "../docs/plugin.md"), `.name = "`, `"`), "--"+between(readFile(t, "../examples/plugins/nice.c"), `.name = "`, `"`), "--"+between(readFile(t, "../examples/plugins/scratch.c"), `.name = "`, `"`)
+	checked := 0
+	for _, doc := range append(documents, "../examples/plugins/README.md") {
+		for _, m := range named.FindAllStringSubmatch(readFile(t, doc), -1) {
+			command, _, _ := strings.Cut(m[1], " -- ")
+			words := strings.Fields(command)
+			of, own := words[0], words[1:]
+			if of == "stepctl" {
+				at := 1
+				for at < len(words)-1 && strings.HasPrefix(words[at], "--socket") {
+					at += 2
+				}
+				if of = words[at]; !regexp.MustCompile(`^[a-z]+$`).MatchString(of) {
+					continue // "stepctl VERB", "stepctl ps|show"
+				}
+				own = words[at+1:]
+				verb := []string{of}
+				if of == "node" && len(own) > 0 {
+					verb = append(verb, own[0])
+					of, own = "node "+own[0], own[1:]
+				}
+				if help[of] == "" {
+					r := n.ctl(t, append(verb, "--help")...)
+					if r.code != 0 {
+						t.Errorf("%s: %q: %s", doc, m[1], r.err)
+						continue
+					}
+					help[of] = r.out
+				}
+			} else if strings.HasPrefix(words[1], "noded") || !strings.HasPrefix(words[1], "-") {
+				continue // a sentence's
+			}
+			for i, word := range own { // what follows is the command of a step
+				if !strings.HasPrefix(word, "-") && (i == 0 || !strings.HasPrefix(own[i-1], "-")) && (of == "run" || of == "alloc" || of == "batch") {
+					own = own[:i]
+					break
+				}
+			}
+			for _, o := range option.FindAllStringSubmatch(strings.Join(own, " "), -1) {
+				checked++
+				of := cmp.Or(plugins[o[1]], of)
+				if !strings.Contains(help[of], o[1]) && o[1] != "--help" {
+					t.Errorf("%s: %q: %s has no %s", doc, m[1], of, o[1])
+				}
+			}
+		}
+	}
+	if checked < 40 {
+		t.Errorf("%d options were checked", checked)
 	}
 }
