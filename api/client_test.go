@@ -115,7 +115,7 @@ func TestLines(t *testing.T) {
 		"none":         {`{"schema":1,"end":true}` + "\n", 0, OK, ""},
 		"two":          {`{"step":{"job_id":1}}` + "\n" + `{"step":{"job_id":2,"name":"` + long + `"}}` + "\n" + `{"later":1}` + "\n" + `{"schema":1,"end":true}` + "\nrest", 2, OK, ""},
 		"cut off":      {`{"step":{"job_id":1}}` + "\n", 0, Unavailable, "ended before the reply"},
-		"cut in line":  {`{"step":{"job_id":1}}` + "\n" + `{"step":`, 0, Unavailable, "unexpected EOF"},
+		"cut in line":  {`{"step":{"job_id":1}}` + "\n" + `{"step":`, 0, Unavailable, "in the middle of the reply"},
 		"an error":     {`{"step":{"job_id":1}}` + "\n" + `{"schema":1,"error":{"code":"not_found","message":"gone"}}` + "\n", 0, NotFound, "gone"},
 		"no JSON":      {"<html>\n", 0, Internal, "cannot parse noded's reply"},
 		"a wrong type": {`{"step":7}` + "\n", 0, Internal, "cannot unmarshal"},

@@ -203,8 +203,11 @@ func (x *exchange) broken(err error) error {
 	if bad, ok := errors.AsType[errHead](err); ok {
 		return x.garbled(string(bad))
 	}
-	if errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
 		err = errors.New("the connection ended before the reply")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		err = errors.New("the connection ended in the middle of the reply")
 	}
 	return &Error{Code: Unavailable, Message: fmt.Sprintf("cannot hear noded at %q: %v", x.socket, err)}
 }
