@@ -93,6 +93,7 @@ type TimelineBuilder struct {
 	execs   map[int]int64
 	exits   map[int]int64
 	ends    map[int]step.ExitStatus // by rank, where it has failed
+	noded   *Span                   // noded's own part, before the prolog
 	node    int64                   // when noded had done its part, -1 before it has accepted the step
 	stepd   *Span                   // from there to the first stage of stepd
 	gate    int64                   // when the last gate opened, -1 before
@@ -113,7 +114,8 @@ func (b *TimelineBuilder) Add(e *Event) {
 	}
 	switch e.Event {
 	case EventAccepted:
-		b.spans = append(b.spans, &Span{Kind: KindStage, Name: "noded", Count: 1, EndUS: at, LongestUS: at, launch: true})
+		b.noded = &Span{Kind: KindStage, Name: "noded", Count: 1, EndUS: at, LongestUS: at, launch: true}
+		b.spans = append(b.spans, b.noded)
 		b.node = at
 	case EventStageStart:
 		b.startStage(e.Phase, at)
@@ -152,8 +154,11 @@ func (b *TimelineBuilder) exit(e *Event, at int64) {
 
 // startStage begins a stage of the launch: the stages of the end are reported once, when they are over.
 func (b *TimelineBuilder) startStage(name string, at int64) {
-	if name != PhaseProlog {
+	switch {
+	case name != PhaseProlog:
 		b.startStepd(at)
+	case b.noded != nil:
+		b.noded.EndUS = at // it has made the job's places meanwhile
 	}
 	s := &Span{Kind: KindStage, Name: name, Count: 1, BeginUS: at, EndUS: at, Open: true, launch: true}
 	b.spans = append(b.spans, s)
@@ -293,7 +298,11 @@ func (b *TimelineBuilder) starting() {
 	}
 	if s := b.spans[i]; len(never) > 0 && s.Error == "" {
 		slices.Sort(never)
-		s.Error = fmt.Sprintf("rank %s never ran the command: %s", step.FormatCPUList(never), b.ends[never[0]].Describe())
+		word := "ranks"
+		if len(never) == 1 {
+			word = "rank"
+		}
+		s.Error = fmt.Sprintf("%s %s never ran the command: %s", word, step.FormatCPUList(never), b.ends[never[0]].Describe())
 	}
 }
 
