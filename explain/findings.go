@@ -126,7 +126,7 @@ func (e *explainer) crash() {
 	if !e.rec.State.Final() {
 		return
 	}
-	f := Finding{Kind: KindPlugin, Hint: "stepctl plugins --check; a core file of spankhost has more"}
+	f := Finding{Kind: KindPlugin, Hint: "stepctl plugins --check; docs/plugin.md has how to see more of it"}
 	at := func(plugin, hook string) int {
 		return slices.IndexFunc(e.log.hooks, func(h hookFailure) bool { return h.rc == nil && h.plugin == plugin && h.hook == hook })
 	}

@@ -65,6 +65,8 @@ func valueMistake(err error, kind string) error {
 		return err
 	case number.Func == "ParseBool" || kind == "bool":
 		return errors.New("want true or false")
+	case number.Func == "ParseFloat":
+		return errors.New("want a number")
 	case errors.Is(err, strconv.ErrSyntax):
 		return errors.New("want a whole number")
 	}
