@@ -99,10 +99,10 @@ func TestRootStepdSilent(t *testing.T) {
 func TestRootStepdSilentOverTime(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{Slurm: "UnkillableStepTimeout=1\nKillWait=1\n"})
-	p, step := startStubborn(t, n, "--time=0:05")
+	p, step := startStubborn(t, n, "--time=0:15")
 	stopStepd(t, step)
 	doc := n.ended(t, step.id())
-	reason := fmt.Sprintf("its time limit of 5s has come (--time); stepd (pid %d) did not answer for 10s and was killed", step.StepdPID)
+	reason := fmt.Sprintf("its time limit of 15s has come (--time); stepd (pid %d) did not answer for 10s and was killed", step.StepdPID)
 	if doc.State != "TIMEOUT" || doc.Reason != reason {
 		t.Errorf("the record: %s %q, want TIMEOUT %q", doc.State, doc.Reason, reason)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -119,11 +120,13 @@ trap 'stty size; echo resized' WINCH; trap 'echo interrupted; exit 5' INT; echo 
 func TestRootTerminalDrains(t *testing.T) {
 	const lines = 20_000
 	l, c, cmd := startShell(t, fmt.Sprintf("stty -opost; seq %d", lines))
-	go func() {
+	var drained sync.WaitGroup
+	drained.Go(func() {
 		cmd.Wait() // its output shows how it was
 		l.Drain()
-	}()
+	})
 	c.all()
+	drained.Wait() // it writes into the test's folder, and logs
 	if got := bytes.Count(c.text, []byte("\n")); got != lines || !bytes.HasSuffix(c.text, fmt.Appendf(nil, "%d\n", lines)) {
 		t.Errorf("%d lines came, %d were written", got, lines)
 	}
