@@ -133,7 +133,7 @@ func (s *Step) LauncherLost() {
 	case s.plan.Spec.Parent != nil:
 		// They are connected, and their output has nowhere to go.
 		s.Cancel("the step that has spawned it, " + s.plan.Spec.Parent.Name() + ", is gone")
-	case !s.tasks.launched.Load():
+	case !s.tasks.gone():
 		s.Cancel("the client went away before the tasks were started")
 	}
 }

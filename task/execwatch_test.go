@@ -59,3 +59,37 @@ func TestExecWatchTellsOnce(t *testing.T) {
 		unix.Close(fd)
 	}
 }
+
+// A task has exec'd from the moment at which the kernel has closed its pipe: what its program
+// does next, such as a file that tells a user to kill his client, must not come before it.
+func TestExecWatchPending(t *testing.T) {
+	table := newTaskTable([]int{0, 1})
+	if table.gone() {
+		t.Error("gone before the fork")
+	}
+	w := newExecWatch() // not started: nothing is reported
+	table.watch.Store(w)
+	var writers []int
+	for id := range 2 {
+		var p [2]int
+		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		w.pipes[p[0]], writers = id, append(writers, p[1])
+	}
+	for _, fd := range writers {
+		if table.gone() {
+			t.Error("gone with a task that holds its pipe")
+		}
+		unix.Close(fd)
+	}
+	if !table.gone() {
+		t.Error("not gone, though no task holds its pipe")
+	}
+	if err := w.close(); err != nil {
+		t.Error(err)
+	}
+	if !table.gone() {
+		t.Error("not gone after the watch has ended")
+	}
+}

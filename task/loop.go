@@ -128,7 +128,7 @@ func (l *loop) run() error {
 
 // endProlog notes the end of the tasks' prologs when the last task has exec'd, or ended.
 func (l *loop) endProlog() {
-	if l.prolog != nil && l.tasks.launched.Load() {
+	if l.prolog != nil && l.tasks.launched {
 		l.messages.span(eventlog.PhaseTaskProlog, *l.prolog, nil)
 		l.prolog = nil
 	}

@@ -74,7 +74,7 @@ func (t *teardown) awaitSpawned(err error) {
 // reportLaunched reports to the step that has spawned this one when every task has exec'd
 // or ended: MPI_Comm_spawn returns then.
 func (l *loop) reportLaunched() {
-	if l.tasks.launched.Load() && !l.launchReported && l.plan.Spec.Parent != nil {
+	if l.tasks.launched && !l.launchReported && l.plan.Spec.Parent != nil {
 		l.launchReported = true
 		l.d.Audience.State(l.Record())
 	}

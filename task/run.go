@@ -301,7 +301,11 @@ func (l *startup) fork(context.Context) error {
 	for id, pid := range l.tasks.pids() {
 		l.messages.event(eventlog.Event{Event: eventlog.EventTaskFork, Rank: &l.plan.Ranks[id], PID: pid})
 	}
-	return watch.start(l.tasks.execs)
+	if err := watch.start(l.tasks.execs); err != nil {
+		return err
+	}
+	l.tasks.watch.Store(watch)
+	return nil
 }
 
 func (l *startup) trackTasks(context.Context) error {

@@ -44,10 +44,12 @@ type process struct {
 // goroutine; the methods with a lock are for any.
 type taskTable struct {
 	ranks    []int
-	list     []process   // empty before the fork
-	alive    int         // counts the tasks that were forked and have not ended
-	starting int         // the local ids below have exec'd or ended
-	launched atomic.Bool // every task has exec'd, or will not any more
+	list     []process // empty before the fork
+	alive    int       // counts the tasks that were forked and have not ended
+	starting int       // the local ids below have exec'd or ended
+	launched bool      // every task has exec'd, or will not any more
+
+	watch atomic.Pointer[execWatch] // nil before the fork
 
 	execs   chan []int          // local ids whose exec pipes have ended
 	ends    chan launch.TaskEnd // as the host reports them
@@ -111,9 +113,16 @@ func (t *taskTable) move(id int, to taskPhase) (err error) {
 		t.starting++
 	}
 	if t.starting == len(t.list) {
-		t.launched.Store(true)
+		t.launched = true
 	}
 	return nil
+}
+
+// gone reports whether every task has exec'd, or will not any more, as the kernel knows it: a
+// task's program may act before Run's goroutine knows of its exec. Any goroutine may call it.
+func (t *taskTable) gone() bool {
+	watch := t.watch.Load()
+	return watch != nil && !watch.pending()
 }
 
 // pids are the processes, by local id.
@@ -235,7 +244,8 @@ func pidfdStatus(pidfd int) (status step.ExitStatus, ok bool) {
 // execWatch reports when tasks exec: each holds the write end of a pipe that
 // execve closes. One goroutine watches all of them, and no thread waits in the kernel.
 type execWatch struct {
-	pipes map[int]int // descriptor to local id; the goroutine's once it is started
+	mu    sync.Mutex
+	pipes map[int]int // guarded by mu: descriptor to local id
 	ctx   context.Context
 	end   context.CancelFunc
 	wg    sync.WaitGroup
@@ -259,35 +269,53 @@ func (w *execWatch) start(execs chan<- []int) error {
 	w.wg.Go(func() {
 		defer poller.Close()
 		_ = poller.Wait(w.ctx, func(ended []int) (bool, error) { // its error is close's
-			w.report(ended, execs)
-			return len(w.pipes) == 0, nil
+			return w.report(ended, execs), nil
 		})
 	})
 	return nil
 }
 
-func (w *execWatch) report(ended []int, execs chan<- []int) {
-	if len(ended) == 0 {
-		return
-	}
+// report sends the local ids whose pipes have ended. It reports whether they were the last.
+func (w *execWatch) report(ended []int, execs chan<- []int) bool {
 	ids := make([]int, len(ended))
+	w.mu.Lock()
 	for i, fd := range ended {
 		ids[i] = w.pipes[fd]
 		delete(w.pipes, fd)
 		unix.Close(fd)
 	}
-	select {
-	case execs <- ids:
-	case <-w.ctx.Done():
+	last := len(w.pipes) == 0
+	w.mu.Unlock()
+	if len(ids) > 0 {
+		select {
+		case execs <- ids:
+		case <-w.ctx.Done():
+		}
 	}
+	return last
+}
+
+// pending reports whether a task has its pipe yet: it has not exec'd, and lives.
+func (w *execWatch) pending() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for fd := range w.pipes {
+		if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); n == 0 && err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // close ends the watch and closes what is left.
 func (w *execWatch) close() error {
 	w.end()
 	w.wg.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for fd := range w.pipes {
 		unix.Close(fd)
 	}
+	clear(w.pipes)
 	return nil
 }
