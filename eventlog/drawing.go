@@ -133,7 +133,7 @@ func (d *drawing) section(s *Section) {
 func (s *Span) Label() string {
 	label := printable.Line(s.Name, 0)
 	switch {
-	case s.Kind == KindHook && s.Count > 1:
+	case s.Kind != KindTask && s.Count > 1:
 		label += fmt.Sprintf(" ×%d", s.Count)
 	case s.Kind == KindHook && s.Ranks != "":
 		label += " (rank " + s.Ranks + ")"

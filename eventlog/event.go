@@ -72,11 +72,12 @@ const (
 	EventEnd        = "end"
 )
 
-// The phases that stepd does not name by itself: noded's part of the launch, and what runs in the
-// tasks between the gate and their exec.
+// The phases that stepd does not name by itself: noded's part of the launch, what runs in the
+// tasks between the gate and their exec, and the times in which epilogs of tasks run.
 const (
 	PhaseProlog     = "prolog"
 	PhaseTaskProlog = "task_prolog"
+	PhaseTaskEpilog = "task_epilog"
 )
 
 // AppendTo appends the event as a line of the log, with its newline: what

@@ -240,7 +240,7 @@ func (b *TimelineBuilder) hook(e *Event, at int64) {
 	}
 }
 
-// tasksMax is how many tasks have a bar each; more share one.
+// tasksMax is how many tasks, or times of epilogs, have a bar each; more share one.
 const tasksMax = 16
 
 // Done makes the sections. What of a step that goes on has no end yet lasts until now.
@@ -254,6 +254,7 @@ func (b *TimelineBuilder) Done(now time.Time) *Timeline {
 		b.startStepd(b.last)
 	}
 	b.starting()
+	b.joinEpilogs()
 	var first, end []*Span
 	for _, s := range b.spans {
 		if crash := b.crashes[s.Plugin+"\x00"+s.Hook]; s.Kind == KindHook && crash != nil {
@@ -304,6 +305,21 @@ func (b *TimelineBuilder) starting() {
 		}
 		s.Error = fmt.Sprintf("%s %s never ran the command: %s", word, step.FormatCPUList(never), b.ends[never[0]].Describe())
 	}
+}
+
+// joinEpilogs makes one bar of the epilogs' where there are many: tasks may end one by one.
+func (b *TimelineBuilder) joinEpilogs() {
+	other := func(s *Span) bool { return s.Kind != KindStage || s.Name != PhaseTaskEpilog }
+	all := slices.DeleteFunc(slices.Clone(b.spans), other)
+	if len(all) <= tasksMax {
+		return
+	}
+	one := *all[0]
+	for _, s := range all[1:] {
+		one.Count++
+		one.EndUS, one.LongestUS = max(one.EndUS, s.EndUS), max(one.LongestUS, s.LongestUS)
+	}
+	b.spans = append(slices.DeleteFunc(b.spans, func(s *Span) bool { return !other(s) }), &one)
 }
 
 // add makes a section of its spans, the stages before what happens in them.

@@ -115,9 +115,32 @@ func prologs() []Event {
 		at(300, Event{Event: EventTaskExit, Rank: ptr(1), Status: ptr(step.ExitedWith(1))}),
 		at(300, Event{Event: EventStageEnd, Phase: PhaseTaskProlog, DurUS: ptr(int64(289000))}),
 		at(900, Event{Event: EventTaskExit, Rank: ptr(0), Status: ptr(step.SignaledBy(11))}),
-		at(900, Event{Event: EventStageEnd, Phase: "task_epilog", DurUS: ptr(int64(40000))}),
+		at(900, Event{Event: EventStageEnd, Phase: PhaseTaskEpilog, DurUS: ptr(int64(40000))}),
 		at(950, Event{Event: EventStageEnd, Phase: "kill", DurUS: ptr(int64(49000))}),
 		at(951, Event{Event: EventEnd, State: step.Failed, Text: "task 0: Segmentation fault"}),
+	}
+}
+
+// TestEpilogs: each time in which epilogs of tasks run has its bar, up to tasksMax; more share one.
+func TestEpilogs(t *testing.T) {
+	for _, n := range []int{2, tasksMax + 1} {
+		events := []Event{{Event: EventRequest, Time: t0}}
+		for i := range n {
+			events = append(events, Event{
+				Event: EventStageEnd, Phase: PhaseTaskEpilog, Time: t0.Add(time.Duration(i+1) * time.Hour), DurUS: ptr(int64(5 + i)),
+			})
+		}
+		tl := build(append(events, Event{Event: EventEnd, Time: t0.Add(100 * time.Hour)}))
+		spans := tl.Sections[0].Spans
+		if n == 2 && (len(spans) != 2 || spans[0].EndUS-spans[0].BeginUS != 5) {
+			t.Errorf("two epilogs: %+v", spans)
+		}
+		if n > 2 && (len(spans) != 1 || spans[0].Count != n || spans[0].LongestUS != int64(4+n)) {
+			t.Errorf("%d epilogs: %+v", n, spans)
+		}
+		if text := tl.Text(80, false); n > 2 && !strings.Contains(text, "task_epilog ×17") {
+			t.Errorf("the bar does not say how many:\n%s", text)
+		}
 	}
 }
 

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -51,11 +51,44 @@ type loop struct {
 	halt    context.CancelFunc
 	// helpers evict the host, for which the kernel may take 10 ms, and wait for unheard.
 	helpers sync.WaitGroup
-	// prolog is when the tasks' prologs began, nil where there are none or all are over; epilog when
-	// the first task's epilogs did.
-	prolog *time.Time
-	epilog atomic.Pointer[time.Time]
-	done   chan struct{} // closed with the loop
+	// prolog is when the tasks' prologs began, nil where there are none or all are over.
+	prolog  *time.Time
+	epilogs epilogs
+	done    chan struct{} // closed with the loop
+}
+
+// epilogs are the tasks whose epilogs run. Host.Wait's goroutine adds to them and the loop removes.
+type epilogs struct {
+	mu    sync.Mutex
+	ids   map[int]bool // guarded by mu: local ids
+	began time.Time    // guarded by mu: when the first of ids was added
+}
+
+func (e *epilogs) begin(id int, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.ids) == 0 {
+		e.ids, e.began = make(map[int]bool), now
+	}
+	e.ids[id] = true
+}
+
+// end removes tasks. If no epilog runs any more, ok is true and began is when the first one began.
+func (e *epilogs) end(ids ...int) (began time.Time, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before := len(e.ids)
+	for _, id := range ids {
+		delete(e.ids, id)
+	}
+	return e.began, before > 0 && len(e.ids) == 0
+}
+
+// all are the local ids of the tasks whose epilogs run.
+func (e *epilogs) all() []int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Keys(e.ids))
 }
 
 // deadline is a time that something is due; c is nil where nothing is.
@@ -92,9 +125,7 @@ func (l *loop) stop() {
 	if l.prolog != nil { // the step's end did not wait for it
 		l.messages.span(eventlog.PhaseTaskProlog, *l.prolog, nil)
 	}
-	if began := l.epilog.Load(); began != nil {
-		l.messages.span("task_epilog", *began, nil)
-	}
+	l.endEpilogs(l.epilogs.all()...)
 	l.limit.stop()
 	l.kill.stop()
 	l.hooks.stop()
@@ -131,6 +162,13 @@ func (l *loop) endProlog() {
 	if l.prolog != nil && l.tasks.launched {
 		l.messages.span(eventlog.PhaseTaskProlog, *l.prolog, nil)
 		l.prolog = nil
+	}
+}
+
+// endEpilogs notes the end of tasks' epilogs when none runs any more.
+func (l *loop) endEpilogs(ids ...int) {
+	if began, ok := l.epilogs.end(ids...); ok {
+		l.messages.span(eventlog.PhaseTaskEpilog, began, nil)
 	}
 }
 
@@ -349,12 +387,15 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	}
 	l.hookErrors.flush() // task_exit's
 	l.move(e.LocalID, taskEnded)
+	l.endEpilogs(e.LocalID)
 	if e.Lost {
 		l.d.Accounting.TaskEnded(e)
 		l.ledger.write(func(rec *step.Record) {
 			rec.Tasks[e.LocalID].State = step.TaskExited
 			firstReason(rec, fmt.Sprintf("the exit status of task %d was lost", rank))
 		})
+		l.endProlog()
+		l.reportLaunched()
 		return
 	}
 	status, failed, crash := l.recordEnd(e, was)
@@ -426,7 +467,7 @@ func (l *loop) trackEpilog(localID, pid int) error {
 		return fmt.Errorf("internal error: spankhost told an epilog of task %d beyond %d tasks", localID, len(l.plan.Ranks))
 	}
 	rank := l.plan.Ranks[localID]
-	l.epilog.CompareAndSwap(nil, new(l.d.Now()))
+	l.epilogs.begin(localID, l.d.Now())
 	err := l.d.Tracker.Add(rank, pid)
 	if err != nil {
 		l.messages.log(fmt.Sprintf("cannot run the epilog of task %d: %v", rank, err))

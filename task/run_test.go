@@ -35,9 +35,10 @@ type rig struct {
 	plugins []Plugin
 
 	// What the fakes do.
-	fail    map[string]error  // by call
-	during  map[string]func() // by call, before it returns
-	ends    []launch.TaskEnd  // what Wait tells
+	fail    map[string]error                                              // by call
+	during  map[string]func()                                             // by call, before it returns
+	wait    func(ended func(launch.TaskEnd), epilog func(int, int) error) // what Wait does before ends
+	ends    []launch.TaskEnd                                              // what Wait tells
 	places  map[int]launch.HostPlace
 	zombies bool  // the tasks have ended when they are looked at
 	left    []int // PIDs
@@ -212,8 +213,11 @@ func (h fakeHost) Fork() ([]launch.Forked, error) {
 	return out, h.r.note("fork")
 }
 
-func (h fakeHost) Wait(ended func(launch.TaskEnd), _ func(int, int) error) error {
+func (h fakeHost) Wait(ended func(launch.TaskEnd), epilog func(int, int) error) error {
 	err := h.r.note("wait")
+	if h.r.wait != nil {
+		h.r.wait(ended, epilog)
+	}
 	for _, e := range h.r.ends {
 		ended(e)
 	}
