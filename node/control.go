@@ -166,7 +166,11 @@ func askWithin(ctx context.Context, f *follower, m *stepapi.Msg, patience time.D
 	return reply, err
 }
 
+// converse returns stepd's answer to m. A Hello is answered by stepd's own.
 func converse(c *stepapi.Conn, m *stepapi.Msg) (*stepapi.Msg, error) {
+	if m.Type == stepapi.TypeHello {
+		return c.Hear()
+	}
 	if err := c.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: stepapi.RoleTool}); err != nil {
 		return nil, err
 	}

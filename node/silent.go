@@ -8,6 +8,7 @@ import (
 
 	"stepd/api/stepapi"
 	"stepd/internal/child"
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -58,25 +59,27 @@ func endSilent(f *follower, reason string) (note string) {
 }
 
 // watchLimit ends a step that has outlived its time limit where its stepd, which counts it, does
-// not answer. It asks when a stepd that works must have ended the step, and again after each such
-// time where it answers, in a plugin's hook perhaps. No clock that is set meanwhile counts.
+// not greet noded. It asks when a stepd that works must have ended the step, and again after each
+// such time where it answers, in a plugin's hook perhaps, or where noded's spool does not answer:
+// stepd's end of a step waits for that, too. The time counts from the start of stepd's process, and
+// of the tasks where that is later, by the clock that is never set.
 func watchLimit(f *follower) {
 	ctx, stop := child.Until(context.Background(), context.Canceled, f.ended, f.n.stopping)
 	defer stop()
 	rec := f.record()
 	limit, grace := time.Duration(rec.TimeLimitS)*time.Second, f.n.reg.killWait+f.n.cfg.unkillable
-	began, suspended, moved := time.Now(), 0.0, f.moved
-	if !f.launched {
-		began = began.Add(-max(0, time.Since(rec.Submitted)))
-	}
+	began, suspended, moved := time.Now().Add(-age(f.proc)), 0.0, f.moved
 	for left := time.Until(began.Add(limit + grace)); ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-moved: // the tasks have been started: their time counts
 			moved, rec = nil, f.record()
-			ran, _ := rec.Ran(time.Now())
-			began, suspended = time.Now().Add(-ran), rec.SuspendedSeconds
+			ran, _ := rec.Ran(time.Now()) // too long where the clock was set forward
+			if started := time.Now().Add(-ran); started.After(began) {
+				began = started
+			}
+			suspended = rec.SuspendedSeconds
 		case <-time.After(left):
 			rec = f.record()
 		}
@@ -87,11 +90,25 @@ func watchLimit(f *follower) {
 		if left > 0 {
 			continue
 		}
-		if _, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeStat}); errors.Is(err, errSilent) {
-			f.log.Warnf("stepd does not answer after the step's time limit of %v: it is killed with its step", limit)
-			doom(f, step.Timeout, fmt.Sprintf("its time limit of %v has come (--time)", limit), f.n.askMax)
-			return
+		if greets(ctx, f) || f.n.silence() != nil {
+			left = grace
+			continue
 		}
-		left = grace
+		f.log.Warnf("stepd does not answer after the step's time limit of %v: it is killed with its step", limit)
+		doom(f, step.Timeout, fmt.Sprintf("its time limit of %v has come (--time)", limit), f.n.askMax)
+		return
 	}
+}
+
+// greets reports whether stepd greets a new connection, or takes none, at its end. All else that it
+// answers may wait for its event log, and so for the spool.
+func greets(ctx context.Context, f *follower) bool {
+	_, err := f.ask(ctx, &stepapi.Msg{Type: stepapi.TypeHello})
+	return !errors.Is(err, errSilent)
+}
+
+// age is how long a process has run, or less: its start counts the time in which the machine was
+// suspended, and Uptime does not.
+func age(p *child.Process) time.Duration {
+	return max(0, linux.Uptime()-time.Duration(p.Start)*linux.Tick)
 }

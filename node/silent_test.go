@@ -51,31 +51,87 @@ func TestSilentStepd(t *testing.T) {
 	tn.idle()
 }
 
-// TestSilentOverTime: a step whose stepd does not answer ends by its time limit all the same, and
-// one whose stepd answers is left to it.
+// limited is a request for a step with a time limit in seconds.
+func limited(seconds int, command ...string) step.Request {
+	req := request(command...)
+	req.TimeLimitS = seconds
+	return req
+}
+
+// TestSilentOverTime: a step whose stepd does not answer ends by its time limit all the same, but
+// not while the spool does not answer, for which stepd may wait.
 func TestSilentOverTime(t *testing.T) {
 	tn := start(t, t.TempDir(), func(c *Config) { c.unkillable = 30 * time.Millisecond })
 	t.Cleanup(func() { tn.stop() })
-	tn.reg.killWait, tn.askMax = 0, time.Second
-	limited := func(command ...string) step.ID {
-		req := request(command...)
-		req.TimeLimitS = 1
-		return tn.run(1000, req)
+	tn.reg.killWait, tn.askMax = 0, 30*time.Millisecond
+	id := tn.run(1000, limited(1, "silent"))
+	goOn := tn.stopSpool()
+	select {
+	case <-tn.reg.follower(id).ended:
+		t.Error("the step was ended while the spool did not answer")
+	case <-time.After(1500 * time.Millisecond): // its limit, and twice each of the others
 	}
-	answers, silent := limited("wait"), limited("silent")
-	tn.until(answers, step.Running)
-	rec := tn.wait(silent)
-	want := fmt.Sprintf("its time limit of 1s has come (--time); stepd (pid %d) did not answer for 1s and was killed", rec.StepdPID)
+	goOn()
+	rec := tn.wait(id)
+	want := fmt.Sprintf("its time limit of 1s has come (--time); stepd (pid %d) did not answer for 30ms and was killed", rec.StepdPID)
 	if rec.State != step.Timeout || rec.Reason != want {
-		t.Errorf("step %s: %s %q, want %q", silent, rec.State, rec.Reason, want)
+		t.Errorf("step %s: %s %q, want %q", id, rec.State, rec.Reason, want)
 	}
-	if rec := tn.reg.follower(answers).record(); rec.State != step.Running {
-		t.Errorf("step %s, whose stepd answers: %s %q", answers, rec.State, rec.Reason)
+	tn.idle()
+}
+
+// TestGreetsOverTime: a step is left to a stepd that greets noded, though it answers no request
+// that waits for the spool.
+func TestGreetsOverTime(t *testing.T) {
+	tn := start(t, t.TempDir(), func(c *Config) { c.unkillable = 30 * time.Millisecond })
+	t.Cleanup(func() { tn.stop() })
+	tn.reg.killWait = 0
+	rec := tn.wait(tn.run(1000, limited(1, "greet", "4"))) // noded's own connection, and three after the limit
+	if rec.State != step.Failed || rec.ExitCode == nil || *rec.ExitCode != 7 {
+		t.Errorf("step %s: %s %q", rec.ID, rec.State, rec.Reason)
 	}
-	if _, err := tn.svc.Cancel(as(0), &api.CancelRequest{StepRef: ref(answers)}); err != nil {
+	tn.idle()
+}
+
+// TestTimeByStepd: neither a clock that is set nor the time that a step has waited for its launch
+// counts, before and after noded's restart.
+func TestTimeByStepd(t *testing.T) {
+	dir := t.TempDir()
+	impatient := func(c *Config) { c.unkillable = 30 * time.Millisecond }
+	tn := start(t, dir, impatient)
+	tn.reg.killWait, tn.askMax = 0, 30*time.Millisecond
+	id := tn.run(1000, limited(3600, "deaf"))
+	tn.until(id, step.Running)
+	f := tn.reg.follower(id)
+	f.update(func(rec *step.Record) { rec.Submitted = rec.Submitted.AddDate(0, 0, -1) })
+	if err := tn.store.Put(f.record()); err != nil {
 		t.Fatal(err)
 	}
-	tn.wait(answers)
+	select {
+	case <-f.ended:
+		t.Errorf("%+v", f.record())
+	case <-time.After(300 * time.Millisecond):
+	}
+	tn.stop()
+
+	cfg := testConfig(t, dir)
+	impatient(&cfg)
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.reg.killWait, n.askMax = 0, 30*time.Millisecond
+	tn = &testNode{Node: n, svc: newService(n), tracker: cfg.Tracker.(*fakeTracker), containers: cfg.Containers.(*fakeContainers), dir: dir, t: t}
+	t.Cleanup(tn.stop)
+	if err := n.Recover(t.Context()); err != nil { // it waits for the stepd for helloMax
+		t.Fatal(err)
+	}
+	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil {
+		t.Fatal(err)
+	}
+	if rec := tn.wait(id); rec.State != step.Cancelled {
+		t.Errorf("step %s: %s %q", id, rec.State, rec.Reason)
+	}
 	tn.idle()
 }
 

@@ -39,9 +39,12 @@ func StartTime(pid int) (uint64, error) {
 // TicksSinceBoot is the time now as StartTime has it.
 func TicksSinceBoot() uint64 {
 	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts)        // it fails for no clock that there is
-	return uint64(ts.Nano()) / uint64(10*time.Millisecond) // USER_HZ is 100
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // it fails for no clock that there is
+	return uint64(ts.Nano()) / uint64(Tick)
 }
+
+// Tick is the unit of StartTime: USER_HZ is 100.
+const Tick = 10 * time.Millisecond
 
 // parseStart reads field 22 of /proc/PID/stat.
 func parseStart(stat []byte) (uint64, error) {

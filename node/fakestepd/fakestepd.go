@@ -10,6 +10,8 @@
 //	die CODE       exit without a result
 //	linger         send a result and never exit
 //	silent         say nothing, for ever
+//	deaf           have run since yesterday, and take no connection, for ever
+//	greet N        end with code 7 at the Nth connection, and answer no Stat
 //	foreign        speak another version of the protocol, for ever
 //	quarantined    end at once; the reason is the plugins to leave out
 //	unkillable     end with code 1, and a process that does not die
@@ -29,6 +31,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -65,6 +68,7 @@ type fake struct {
 	// ending gets the raw status that ends the step.
 	ending chan step.ExitStatus
 	server *stepapi.Server
+	met    atomic.Int32 // connections
 }
 
 func run() error {
@@ -112,6 +116,9 @@ func run() error {
 	}
 	pid := child.Process.Pid
 	now := time.Now()
+	if argv[0] == "deaf" {
+		now = now.AddDate(0, 0, -1)
+	}
 	f.rec = step.Record{
 		ID: f.spec.ID, IDName: f.spec.ID.Name(), State: step.Running, NTasks: f.spec.NTasks, Started: &now, StepdPID: os.Getpid(),
 		Tasks: []step.Task{{State: step.TaskRunning, PID: &pid}},
@@ -139,8 +146,10 @@ func (f *fake) serve(argv []string) error {
 	server := stepapi.NewServer(f.spec.ID, f.spec.User.UID, f)
 	f.server = server
 	server.Add(control, stepapi.RoleNoded, true)
-	server.Serve(ul)
-	rec := f.Record()
+	if argv[0] != "deaf" {
+		server.Serve(ul)
+	}
+	rec := f.copy()
 	server.Tell(&stepapi.Msg{Type: stepapi.TypeState, State: step.Running, Record: &rec})
 	f.event(eventlog.Event{Time: time.Now(), Event: eventlog.EventState, State: step.Running})
 
@@ -152,7 +161,7 @@ func (f *fake) serve(argv []string) error {
 	for r := range f.spec.NTasks {
 		server.Tell(&stepapi.Msg{Type: stepapi.TypeTaskExit, Ranks: []int{r}, Status: &status})
 	}
-	rec = f.Record()
+	rec = f.copy()
 	f.event(eventlog.Event{Time: time.Now(), Event: eventlog.EventEnd, State: rec.State})
 	taken := server.Finish(&stepapi.Msg{Type: stepapi.TypeResult, State: rec.State, Record: &rec}, time.Second)
 	if !taken {
@@ -263,8 +272,15 @@ func (f *fake) event(e eventlog.Event) {
 	}
 }
 
-// Record implements stepapi.Handler.
+// Record implements stepapi.Handler: it is asked for each connection.
 func (f *fake) Record() step.Record {
+	if argv := f.spec.Argv; argv[0] == "greet" && fmt.Sprint(f.met.Add(1)) == argv[1] {
+		f.ending <- step.ExitedWith(7)
+	}
+	return f.copy()
+}
+
+func (f *fake) copy() step.Record {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	rec := f.rec
@@ -274,7 +290,10 @@ func (f *fake) Record() step.Record {
 
 // Stat implements stepapi.Handler: every task has used as many seconds as its rank.
 func (f *fake) Stat() step.Record {
-	rec := f.Record()
+	if f.spec.Argv[0] == "greet" {
+		select {}
+	}
+	rec := f.copy()
 	rec.Usage = &step.StepUsage{Gather: "linux", Time: time.Now(), Samples: 1}
 	for i := range rec.Tasks {
 		s := float64(i)
