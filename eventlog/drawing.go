@@ -135,7 +135,7 @@ func (s *Span) Label() string {
 	switch {
 	case s.Kind != KindTask && s.Count > 1:
 		label += fmt.Sprintf(" ×%d", s.Count)
-	case s.Kind == KindHook && s.Ranks != "":
+	case s.Kind != KindTask && s.Ranks != "":
 		label += " (rank " + s.Ranks + ")"
 	}
 	return label

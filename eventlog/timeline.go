@@ -3,6 +3,7 @@ package eventlog
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -47,8 +48,8 @@ type Section struct {
 type Span struct {
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`
-	// Plugin and Hook belong to a KindHook; Ranks are the ranks of the tasks that
-	// it was called for, or that a KindTask is about.
+	// Plugin and Hook belong to a KindHook; Ranks are the ranks of the tasks that it was called for, that
+	// a KindTask is about, or that the stage exec waits for.
 	Plugin string `json:"plugin,omitempty"`
 	Hook   string `json:"hook,omitempty"`
 	Ranks  string `json:"ranks,omitempty"`
@@ -90,6 +91,7 @@ type TimelineBuilder struct {
 	// crashes are the ends of hooks that have ended their process, by the hook: its start may
 	// stand behind them in the log.
 	crashes map[string]*Span
+	forked  []int // ranks
 	execs   map[int]int64
 	exits   map[int]int64
 	ends    map[int]step.ExitStatus // by rank, where it has failed
@@ -126,6 +128,10 @@ func (b *TimelineBuilder) Add(e *Event) {
 	case EventHookCrash:
 		if key := hookKey(e); b.crashes[key] == nil {
 			b.crashes[key] = &Span{EndUS: at, Error: e.Text}
+		}
+	case EventTaskFork:
+		if e.Rank != nil {
+			b.forked = append(b.forked, *e.Rank)
 		}
 	case EventTaskExec:
 		if e.Rank != nil {
@@ -280,30 +286,45 @@ func (b *TimelineBuilder) Done(now time.Time) *Timeline {
 }
 
 // starting names the time from the gate to the last exec, unless prologs of tasks do, and says
-// there which ranks never came to theirs.
+// there which ranks have not come to theirs, or never did.
 func (b *TimelineBuilder) starting() {
 	if b.gate < 0 {
 		return
 	}
+	never := make(map[step.ExitStatus][]int)
+	var ends []step.ExitStatus // in the order of their first ranks
+	for _, rank := range slices.Sorted(maps.Keys(b.exits)) {
+		if _, ran := b.execs[rank]; !ran {
+			status := b.ends[rank]
+			if never[status] == nil {
+				ends = append(ends, status)
+			}
+			never[status] = append(never[status], rank)
+		}
+	}
 	i := slices.IndexFunc(b.spans, func(s *Span) bool { return s.Kind == KindStage && s.Name == PhaseTaskProlog })
 	if i < 0 {
 		s := &Span{Kind: KindStage, Name: "exec", Count: 1, BeginUS: b.gate, EndUS: max(b.gate, b.lastEx), launch: true}
-		s.Open = len(b.execs)+len(b.exits) == 0 && !b.ended
+		if !b.ended {
+			s.ranks = slices.DeleteFunc(slices.Clone(b.forked), func(rank int) bool {
+				_, ran := b.execs[rank]
+				_, over := b.exits[rank]
+				return ran || over
+			})
+			s.Open = len(s.ranks) > 0 || len(b.execs)+len(b.exits) == 0
+		}
 		i, b.spans = len(b.spans), append(b.spans, s)
 	}
-	var never []int
-	for rank := range b.exits {
-		if _, ran := b.execs[rank]; !ran {
-			never = append(never, rank)
+	if s := b.spans[i]; s.Error == "" {
+		var texts []string
+		for _, status := range ends {
+			word := "ranks"
+			if len(never[status]) == 1 {
+				word = "rank"
+			}
+			texts = append(texts, fmt.Sprintf("%s %s never ran the command: %s", word, step.FormatCPUList(never[status]), status.Describe()))
 		}
-	}
-	if s := b.spans[i]; len(never) > 0 && s.Error == "" {
-		slices.Sort(never)
-		word := "ranks"
-		if len(never) == 1 {
-			word = "rank"
-		}
-		s.Error = fmt.Sprintf("%s %s never ran the command: %s", word, step.FormatCPUList(never), b.ends[never[0]].Describe())
+		s.Error = strings.Join(texts, "; ")
 	}
 }
 

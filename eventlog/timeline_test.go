@@ -121,6 +121,42 @@ func prologs() []Event {
 	}
 }
 
+// TestExec: the bar from the gate lasts while a rank has not come to its exec, though others run, and
+// says of each rank that never ran its own end.
+func TestExec(t *testing.T) {
+	at := func(s int, e Event) Event {
+		e.Time = t0.Add(time.Duration(s) * time.Second)
+		return e
+	}
+	events := []Event{at(0, Event{Event: EventRequest})}
+	for r := range 6 {
+		events = append(events, at(1, Event{Event: EventTaskFork, Rank: ptr(r)}))
+	}
+	events = append(events,
+		at(1, Event{Event: EventStageStart, Phase: "gate"}), at(2, Event{Event: EventStageEnd, Phase: "gate"}), at(3, Event{Event: EventTaskExec, Rank: ptr(0)}),
+		at(600, Event{Event: EventTaskExit, Rank: ptr(1), Status: ptr(step.ExitedWith(2))}), at(600, Event{Event: EventTaskExit, Rank: ptr(4), Status: ptr(step.ExitedWith(2))}),
+		at(700, Event{Event: EventTaskExit, Rank: ptr(3), Status: ptr(step.SignaledBy(9))}),
+	)
+	exec := func() Span {
+		for _, s := range build(events).Sections[0].Spans {
+			if s.Name == "exec" {
+				return s
+			}
+		}
+		t.Fatal("no bar of the execs")
+		panic("unreachable")
+	}
+	const never = "ranks 1,4 never ran the command: Exited with exit code 2; rank 3 never ran the command: Killed"
+	if s := exec(); !s.Open || s.Ranks != "2,5" || s.EndUS != 700e6 || s.Label() != "exec (rank 2,5)" || s.Error != never {
+		t.Errorf("while two ranks hang: %+v, %q", s, s.Label())
+	}
+	events = append(events,
+		at(750, Event{Event: EventTaskExec, Rank: ptr(2)}), at(800, Event{Event: EventTaskExec, Rank: ptr(5)}), at(900, Event{Event: EventTaskExit, Rank: ptr(5)}))
+	if s := exec(); s.Open || s.Ranks != "" || s.EndUS != 800e6 || s.Error != never {
+		t.Errorf("after the last exec: %+v", s)
+	}
+}
+
 // TestEpilogs: each time in which epilogs of tasks run has its bar, up to tasksMax; more share one.
 func TestEpilogs(t *testing.T) {
 	for _, n := range []int{2, tasksMax + 1} {
