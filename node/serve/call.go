@@ -44,8 +44,10 @@ type call struct {
 	counted int       // bytes of the user's that the request has
 	// bodyBytes is the size of the request's document.
 	bodyBytes int
-	lines     bool // the head of a reply of several documents is written
-	whole     bool // the reply is written
+	paced     bool          // vain has counted the request
+	waited    time.Duration // in vain
+	lines     bool          // the head of a reply of several documents is written
+	whole     bool          // the reply is written
 }
 
 func newCall(s *Server, w http.ResponseWriter, r *http.Request, p api.Peer, payer uint32) *call {
@@ -234,10 +236,19 @@ func (c *call) file(f io.Reader, size int64) error {
 }
 
 // vain waits where the user has too many requests that came to nothing, whether the client is still
-// there or not: its connection counts so long.
+// there or not: its connection counts so long. A request waits once.
 func (c *call) vain() {
-	if wait := c.s.pace.next(c.payer, time.Now()); wait > 0 {
-		<-time.After(wait)
+	if c.paced {
+		return
+	}
+	c.paced = true
+	begin := time.Now()
+	if wait := c.s.pace.next(c.payer, begin); wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-c.s.stopping:
+		}
+		c.waited = time.Since(begin)
 	}
 }
 

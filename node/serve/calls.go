@@ -123,7 +123,7 @@ func (s *Server) serve(c *call, refusal string) {
 // steps depend on.
 func (s *Server) answer(c *call, name string, serve verb) {
 	var err error
-	defer func(begin time.Time) { s.Meter.Request(name, string(api.CodeOf(err)), time.Since(begin)) }(time.Now())
+	defer func(begin time.Time) { s.Meter.Request(name, string(api.CodeOf(err)), time.Since(begin)-c.waited) }(time.Now())
 	defer func() {
 		if p := recover(); p != nil {
 			s.Log.Errorf("internal error: %s: %v\n%s", name, p, debug.Stack())

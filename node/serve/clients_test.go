@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"net"
 	"strings"
 	"testing"
@@ -85,8 +86,9 @@ func TestRefusalsArePaced(t *testing.T) {
 			t.Fatalf("refusal %d waits %v", i, wait)
 		}
 	}
-	for i := range 2 * int(vainWait/vainEvery) {
-		if wait, want := p.next(1000, now), min(time.Duration(i+1)*vainEvery, vainWait); wait != want {
+	const many = 2000
+	for i := range many { // at once: 200 a second, whatever the number of connections
+		if wait, want := p.next(1000, now), time.Duration(i+1)*vainEvery; wait != want {
 			t.Fatalf("refusal %d waits %v, want %v", vainFree+i, wait, want)
 		}
 	}
@@ -96,10 +98,10 @@ func TestRefusalsArePaced(t *testing.T) {
 		}
 	}
 	p.undo(1000)
-	if wait := p.next(1000, now); wait != vainWait {
+	if wait := p.next(1000, now); wait != many*vainEvery {
 		t.Errorf("after one that came to something a refusal waits %v", wait)
 	}
-	later := now.Add(vainWait + vainFree*vainEvery)
+	later := now.Add((many + vainFree) * vainEvery)
 	if wait := p.next(1000, later); wait != 0 {
 		t.Errorf("later one waits %v", wait)
 	}
@@ -138,6 +140,60 @@ func TestRefusalsArePaced(t *testing.T) {
 		if took := time.Since(began); took < vainFree*vainEvery {
 			t.Errorf("%d %s took %v", 2*vainFree, name, took)
 		}
+	}
+}
+
+// durations is a Meter that has the times of requests.
+type durations chan time.Duration
+
+func (m durations) Request(_, _ string, dur time.Duration) { m <- dur }
+
+// TestRefusalWaitsOnce: a refused reservation waits once, not as a reservation and as a refusal; the
+// wait is no part of the time in the metrics, and ends when noded stops.
+func TestRefusalWaitsOnce(t *testing.T) {
+	times := make(durations, 2) // size 2: the requests below
+	tn := start(t, func(c *Config) { c.Meter = times })
+	tn.node.full = api.NewError(api.ResourceExhausted, "full")
+	client := serveAs(t, tn, func() uint32 { return 1000 }, nil)
+	queue := func(wait time.Duration) time.Time {
+		due := time.Now().Add(wait)
+		tn.pace.mu.Lock()
+		defer tn.pace.mu.Unlock()
+		tn.pace.byUser = map[uint32]time.Time{1000: due}
+		return due
+	}
+	after := func(due time.Time) time.Duration {
+		tn.pace.mu.Lock()
+		defer tn.pace.mu.Unlock()
+		return tn.pace.byUser[1000].Sub(due)
+	}
+	reserve := func() error {
+		req := request("true")
+		_, err := client.Reserve(t.Context(), &api.RunRequest{Request: &req})
+		return err
+	}
+	const wait = time.Second
+	due := queue(wait)
+	if err := reserve(); api.CodeOf(err) != api.ResourceExhausted || time.Now().Before(due) {
+		t.Errorf("before its turn: %v", err)
+	}
+	if n := after(due); n != vainEvery {
+		t.Errorf("it counts as %v, want %v", n, vainEvery)
+	}
+	if dur := <-times; dur >= wait {
+		t.Errorf("the metrics have %v, with the wait", dur)
+	}
+	due = queue(time.Hour)
+	failed := make(chan error, 1)
+	go func() { failed <- reserve() }()
+	for after(due) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	tn.Shutdown(ctx)
+	if err := <-failed; api.CodeOf(err) != api.ResourceExhausted || ctx.Err() != nil {
+		t.Errorf("at noded's stop: %v", err)
 	}
 }
 

@@ -33,6 +33,7 @@ const testTimeout = 20 * time.Second
 type fakeNode struct {
 	Backend
 	recs []*step.Record
+	full error // why it takes no reservation, nil if it does
 }
 
 func (n *fakeNode) ClientConfig() *api.ConfigReply     { return &api.ConfigReply{Node: "n1"} }
@@ -47,7 +48,7 @@ func (n *fakeNode) Run(_ context.Context, _ api.Peer, in *api.RunRequest) (*api.
 }
 
 func (n *fakeNode) Reserve(context.Context, api.Peer, *api.RunRequest) (*api.RunReply, error) {
-	return new(api.RunReply), nil
+	return new(api.RunReply), n.full
 }
 
 func (n *fakeNode) Launch(api.Peer, *api.LaunchRequest) (*api.RunReply, error) {

@@ -141,6 +141,7 @@ type Server struct {
 	follows  counter // event logs that are followed
 	refusals refusals
 	pace     pace
+	stopping chan struct{} // closed by Shutdown
 	// replyTime is the constant; tests have another.
 	replyTime time.Duration
 }
@@ -151,7 +152,7 @@ func New(b Backend, c Config) *Server {
 		c.PeerOf = api.PeerOf
 	}
 	c.Version = cmp.Or(c.Version, "of an unknown release")
-	s := &Server{Config: c, node: b, clients: newClients(c.Connections, c.AllConnections, c.RequestBytes), replyTime: replyTime, follows: counter{byUser: make(map[uint32]int)}}
+	s := &Server{Config: c, node: b, clients: newClients(c.Connections, c.AllConnections, c.RequestBytes), replyTime: replyTime, follows: counter{byUser: make(map[uint32]int)}, stopping: make(chan struct{})}
 	s.table = s.verbs()
 	s.http = &http.Server{
 		Handler: s, MaxHeaderBytes: headMax, ReadHeaderTimeout: headTime, IdleTimeout: idleTime,
@@ -161,6 +162,7 @@ func New(b Backend, c Config) *Server {
 		},
 		ErrorLog: stdlog.New(httpLog{c.Log}, "", 0),
 	}
+	s.http.RegisterOnShutdown(sync.OnceFunc(func() { close(s.stopping) }))
 	return s
 }
 
@@ -261,11 +263,10 @@ func (r *refusals) tell(uid uint32, now time.Time) (ok bool, silent int) {
 
 const (
 	// vainFree requests of one user that came to nothing are answered at once, and then one in each
-	// vainEvery: a client that asks on and on would take the processors from others. vainWait
-	// bounds the time that one of them waits.
+	// vainEvery: a client that asks on and on would take the processors from others. The user's
+	// connections bound the time that one of them waits: each has one request.
 	vainFree  = 100
 	vainEvery = 5 * time.Millisecond
-	vainWait  = time.Second
 )
 
 // pace is when the next request of each user that comes to nothing is answered: one that is
@@ -290,9 +291,9 @@ func (p *pace) next(uid uint32, now time.Time) time.Duration {
 		maps.DeleteFunc(p.byUser, func(_ uint32, due time.Time) bool { return due.Before(free) })
 		due = free
 	}
-	wait := min(due.Add(vainEvery).Sub(now), vainWait)
-	p.byUser[uid] = now.Add(wait)
-	return max(0, wait)
+	due = due.Add(vainEvery)
+	p.byUser[uid] = due
+	return max(0, due.Sub(now))
 }
 
 // undo takes one back: a reservation was launched.
