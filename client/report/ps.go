@@ -110,7 +110,7 @@ func list(node *api.Node, recs iter.Seq2[*step.Record, error], args []string, no
 			return nil, err
 		}
 		seen[rec.ID.Job] = seen[rec.ID.Job] || !rec.State.Final()
-		what := doing(rec)
+		what := doing(rec, now)
 		if rec.State == step.Starting && prologs[rec.ID.Job] {
 			what = "(prolog)"
 		}
@@ -149,16 +149,25 @@ func compareBools(a, b bool) int {
 
 // doing is the command of a step that runs or has done its work, and the reason of one that waits or
 // has not.
-func doing(rec *step.Record) string {
+func doing(rec *step.Record, now time.Time) string {
 	switch {
 	case rec.Suspended != nil && !rec.State.Final():
-		return "(since " + rec.Suspended.Local().Format("15:04") + ", " + suspender(rec) + ")"
+		return "(since " + clockAt(*rec.Suspended, now) + ", " + suspender(rec) + ")"
 	case rec.State == step.Pending && rec.Reason == "":
 		return "(its client has not launched it yet)"
 	case rec.State == step.Running, rec.State == step.Completed, rec.Reason == "":
 		return strings.Join(rec.Command, " ")
 	}
 	return "(" + rec.Reason + ")"
+}
+
+// clockAt is the local time of t to the minute, with its date where that is not now's.
+func clockAt(t, now time.Time) string {
+	t, now = t.Local(), now.Local()
+	if t.Year() != now.Year() || t.YearDay() != now.YearDay() {
+		return t.Format("2006-01-02T15:04")
+	}
+	return t.Format("15:04")
 }
 
 // suspender is who has suspended a step.
@@ -205,21 +214,23 @@ func holding(j *api.NodeJob) string {
 
 // write prints the table in lines of at most columns, 0 of any length.
 func (l *psList) write(w io.Writer, columns int) error {
+	const command = "COMMAND (REASON)"
 	l.table = table{columns: []column{
 		{head: "STEP"}, {head: "NAME", least: 8, spare: 3}, {head: "USER", least: 8, spare: 1}, {head: "STATE"},
-		{head: "TASKS", right: true, spare: 4}, {head: "TIME", right: true}, {head: "COMMAND (REASON)", least: 16, spare: 2},
+		{head: "TASKS", right: true, spare: 4}, {head: "TIME", right: true}, {head: command, least: 16, spare: 2},
 	}, whole: func(cell string) bool { return strings.HasPrefix(cell, "(") }}
 	for _, r := range l.rows {
-		cells := r.cells
-		if columns == 0 { // a bound for what no screen bounds
-			cells[1] = printable.Line(cells[1], 20)
-			cells[6] = printable.Line(cells[6], 120)
-		} else {
+		cells := slices.Clone(r.cells)
+		if columns > 0 { // what no screen bounds is whole
 			cells[1] = printable.Line(cells[1], max(16, columns/5))
+			cells[6] = printable.Line(cells[6], 400)
 		}
 		l.table.add(cells...)
 	}
-	text, _ := l.table.text(columns)
-	_, err := io.WriteString(w, text)
+	text, left := l.table.text(columns)
+	if i := slices.Index(left, command); i >= 0 {
+		left[i] = "COMMAND" // reasons have lines of their own
+	}
+	_, err := io.WriteString(w, text+leftOut(left, columns))
 	return err
 }

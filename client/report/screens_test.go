@@ -55,7 +55,8 @@ const screenNode = `{"name":"n1","jobs":[
 
 // TestScreens: ps and show as people see them, on terminals of three widths and without one.
 func TestScreens(t *testing.T) {
-	t.Setenv("TZ", "UTC")
+	local := time.Local
+	t.Cleanup(func() { time.Local = local })
 	time.Local = time.UTC
 	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	node := decoded(t, screenNode)
@@ -102,6 +103,29 @@ func TestScreens(t *testing.T) {
 		}
 		fits(t, b.String(), columns)
 		isGolden(t, fmt.Sprintf("show-%d", columns), b.String())
+	}
+}
+
+// TestPSWhole: without a screen ps cuts nothing, and a day that is not today's is in the reason.
+func TestPSWhole(t *testing.T) {
+	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.Local)
+	name, command := strings.Repeat("n", 300), strings.Repeat("c", 5000)
+	recs := func(yield func(*step.Record, error) bool) {
+		_ = yield(&step.Record{ID: step.ID{Job: 1}, Name: name, Command: []string{command}, State: step.Running}, nil) &&
+			yield(&step.Record{ID: step.ID{Job: 2}, State: step.Running, Suspended: new(now.Add(-25 * time.Hour))}, nil)
+	}
+	l, err := list(&api.Node{}, recs, nil, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := l.write(&b, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{name, command + "\n", "(since 2026-11-28T11:00, by a signal)"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%.40q is not in ps", want)
+		}
 	}
 }
 

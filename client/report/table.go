@@ -30,7 +30,7 @@ type table struct {
 // add adds a row, of which nothing moves the cursor.
 func (t *table) add(cells ...string) {
 	for i := range cells {
-		cells[i] = printable.Line(cells[i], 400)
+		cells[i] = printable.Line(cells[i], 0)
 	}
 	t.rows = append(t.rows, cells)
 }
@@ -94,7 +94,7 @@ func (t *table) text(room int) (text string, left []string) {
 	line := func(cells []string) {
 		last, below := len(cells)-1, ""
 		if t.whole != nil && t.whole(cells[last]) && (out[last] || printable.Width(cells[last]) > widths[last]) {
-			below = printable.Fit("    "+cells[last], room)
+			below = printable.Wrap(cells[last], "    ", "    ", room)
 			cells = slices.Concat(cells[:last], []string{""})
 		}
 		words := make([]string, 0, len(cells))
