@@ -42,6 +42,18 @@ func TestLine(t *testing.T) {
 	}
 }
 
+// TestWidth: what terminals show in two columns, and in none.
+func TestWidth(t *testing.T) {
+	for s, want := range map[string]int{
+		"": 0, "aé": 2, "e\u0301": 1, "日本": 4, "ｗ": 2, "한": 2, "🚀": 2, "🧪": 2, "🫠": 2, "🟢": 2, "✅": 2, "❌": 2, "⏳": 2, "⚡": 2, "⭐": 2,
+		"🆗": 2, "🈁": 2, "→…█": 3, "✓": 1, "☺": 1,
+	} {
+		if got := Width(s); got != want {
+			t.Errorf("Width(%q) = %d, want %d", s, got, want)
+		}
+	}
+}
+
 func FuzzLine(f *testing.F) {
 	f.Add("a\x1b[2J\u202e", 4)
 	f.Add("\xff", 0)
