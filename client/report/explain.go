@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,7 +59,7 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 	case asJSON && ref.StepID != nil && len(all) == 1:
 		return client.PrintJSON("explanation", all[0])
 	case asJSON:
-		return client.PrintJSON("explanations", all)
+		return explainJob(os.Stdout, s, ref, all)
 	}
 	style := explain.Style{Bold: terminal.Colours(os.Stdout)}
 	if terminal.IsTerminal(os.Stdout) {
@@ -78,36 +79,55 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 	return nil
 }
 
+// explainJob prints the document of a job: of its steps, and of what waits without a number.
+func explainJob(w io.Writer, s source, ref api.StepRef, all []*explain.Explanation) error {
+	waits := []api.NodeWaiting{}
+	if ref.StepID == nil {
+		found, err := waitsOf(s, ref.JobID)
+		if err != nil {
+			return err
+		}
+		waits = append(waits, found...) // none are an empty list
+	}
+	return client.PrintDocument(w, struct {
+		Schema       int                    `json:"schema"`
+		Explanations []*explain.Explanation `json:"explanations"`
+		Waits        []api.NodeWaiting      `json:"waits"`
+	}{step.Schema, all, waits})
+}
+
+// waitsOf are the requests of a job that wait.
+func waitsOf(s source, job uint32) ([]api.NodeWaiting, error) {
+	node, err := s.node()
+	if err != nil || node == nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(node.Waiting, func(r api.NodeWaiting) bool { return r.JobID == nil || *r.JobID != job }), nil
+}
+
 // explainWaits says what a job's steps wait for that have no number yet, and of a job without a step
 // that it has none.
 func explainWaits(w io.Writer, s source, job uint32, steps, width int) error {
-	node, err := s.node()
-	if err != nil || node == nil {
+	waits, err := waitsOf(s, job)
+	if err != nil {
 		return err
 	}
 	var b strings.Builder
 	if steps == 0 {
 		fmt.Fprintf(&b, "job %d  has no step yet\n", job)
 	}
-	waits := 0
-	for i := range node.Waiting {
-		r := &node.Waiting[i]
-		if r.JobID == nil || *r.JobID != job {
-			continue
-		}
-		if waits++; waits > waitsMax {
-			continue
-		}
+	for i := range waits[:min(len(waits), waitsMax)] {
+		r := &waits[i]
 		text := fmt.Sprintf("waits: %s, %d tasks, waits since %s for %s", printable.Line(r.Name, 20), r.NTasks, r.Since.Format(time.RFC3339), printable.Line(r.For, 0))
 		if width < 40 {
 			width = math.MaxInt
 		}
 		b.WriteString(printable.Wrap(text, "  ", "  ", width) + "\n")
 	}
-	if waits > waitsMax {
-		fmt.Fprintf(&b, "  %d more wait\n", waits-waitsMax)
+	if n := len(waits) - waitsMax; n > 0 {
+		fmt.Fprintf(&b, "  %d more wait\n", n)
 	}
-	if steps == 0 && waits == 0 {
+	if steps == 0 && len(waits) == 0 {
 		fmt.Fprintf(&b, "  stepctl run --jobid %d COMMAND starts one\n", job)
 	}
 	_, err = io.WriteString(w, b.String())

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"stepd/api"
+	"stepd/explain"
 )
 
 // waiting is a source with a node's document alone.
@@ -45,6 +46,25 @@ func TestExplainWaits(t *testing.T) {
 			if n := utf8.RuneCountInString(line) - 1; n > 80 {
 				t.Errorf("%s: a line of %d columns: %s", c.name, n, line)
 			}
+		}
+	}
+}
+
+// TestExplainJobDocument: the document of a job has what waits of it, as the text has.
+func TestExplainJobDocument(t *testing.T) {
+	s := waiting{doc: `{"waiting":[{"job_id":13,"for":"x"},{"job_id":12,"name":"a","ntasks":4,"for":"room"}]}`}
+	for _, c := range []struct {
+		ref  api.StepRef
+		want string
+	}{
+		{api.StepRef{JobID: 12}, `"waits":[{`}, {api.StepRef{JobID: 14}, `"waits":[]`},
+	} {
+		var b strings.Builder
+		if err := explainJob(&b, s, c.ref, []*explain.Explanation{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String(); !strings.HasPrefix(got, `{"schema":1,"explanations":[],`+c.want) || strings.Contains(got, `"x"`) || (c.ref.JobID == 12) != strings.Contains(got, `"for":"room"`) {
+			t.Errorf("job %d: got %s", c.ref.JobID, got)
 		}
 	}
 }
