@@ -470,15 +470,20 @@ func (l *link) shut() {
 // pulse is called by a ticker: it says that this end is alive where it has said
 // nothing else.
 type pulse struct {
-	sent, got    uint64
-	idle, silent int // beats
+	sent, got             uint64
+	idle, silent, unheard int // beats
 }
+
+// hearer is a connection that knows for how long the other end's kernel has acknowledged nothing, 0
+// where it has nothing to acknowledge.
+type hearer interface{ Unheard() time.Duration }
 
 const (
 	// silentMax is how many pings of an end may be missing: a minute of them. A step daemon
 	// whose node has many times more busy tasks than processors says nothing for 15 s now and
-	// then. A node that is gone is found earlier by who has made the connection.
-	silentMax = 12
+	// then. Its kernel acknowledges meanwhile: a node whose kernel does not for unheardMax pings
+	// is cut off, or without power.
+	silentMax, unheardMax = 12, 2
 	// beatsPerPing is how often within the time of one a link is looked at.
 	beatsPerPing = 2
 )
@@ -488,6 +493,17 @@ const (
 func (p *pulse) beat(l *link, every time.Duration) {
 	if !l.isUp() {
 		return
+	}
+	if h, ok := l.conn.(hearer); ok {
+		unheard := h.Unheard()
+		if p.unheard++; unheard == 0 {
+			p.unheard = 0
+		}
+		// The time alone says little: what is to be acknowledged may have been sent a moment ago.
+		if p.unheard >= unheardMax*beatsPerPing && unheard >= unheardMax*every {
+			l.fail(syscall.ETIMEDOUT)
+			return
+		}
 	}
 	sent := l.sent.Load()
 	if p.idle++; sent != p.sent {

@@ -256,7 +256,7 @@ type Limits struct {
 	// Who bounds the question who has not come to a gathering: 2 s.
 	Who time.Duration
 	// Ping is how often a node that has nothing else to say says so; one that was
-	// not heard for twelve of them is lost: 5 s.
+	// not heard for twelve of them is lost, or whose kernel for two: 5 s.
 	Ping time.Duration
 	// Message bounds the data of one Call, and of its answer: 16 MiB.
 	Message int

@@ -56,20 +56,31 @@ type sealed struct {
 	writeSpace, readSpace []byte
 }
 
-// unheardMax is how long what was sent may be without the other kernel's acknowledgement
-// (TCP_USER_TIMEOUT, tcp(7)): a node that is cut off, or without power, is found by it. A step
-// daemon that gets no processor is not, as its kernel acknowledges the pings of stepnet.
-const unheardMax = 10 * time.Second
-
 // seal begins records on a wire, with a key for each direction.
-func seal(w wire, out, in []byte) *sealed {
-	if conn, ok := w.(*net.TCPConn); ok {
-		// Without it the end is found later, by stepnet.
-		_ = linux.OnFD(conn, func(fd int) error {
-			return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unheardMax.Milliseconds()))
-		})
+func seal(w wire, out, in []byte) *sealed { return &sealed{wire: w, out: gcm(out), in: gcm(in)} }
+
+// Unheard is for how long the other end's kernel has acknowledged nothing, 0 where it has nothing to
+// acknowledge. TCP_USER_TIMEOUT is no substitute: it ends the connection of a step daemon that does
+// not read, too, as a closed window counts however often its probes are acknowledged (tcp(7)).
+func (s *sealed) Unheard() time.Duration {
+	conn, ok := s.wire.(*net.TCPConn)
+	if !ok {
+		return 0
 	}
-	return &sealed{wire: w, out: gcm(out), in: gcm(in)}
+	var info *unix.TCPInfo
+	if err := linux.OnFD(conn, func(fd int) (err error) {
+		info, err = unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err
+	}); err != nil {
+		return 0 // it is closed, which its reader is told
+	}
+	// Probes ask whether a closed window has opened, at ever longer intervals, and whether a route is
+	// back. One may be lost, or left out by tcp_invalid_ratelimit. Data that the other end has no
+	// room for stays unacknowledged, but each time it is sent an answer comes.
+	if info.Probes > 1 || info.Unacked > 0 && info.Last_data_sent < info.Last_ack_recv {
+		return time.Duration(info.Last_ack_recv) * time.Millisecond
+	}
+	return 0
 }
 
 // gcm is AES-256-GCM; key has 32 bytes.
