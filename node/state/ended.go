@@ -115,29 +115,32 @@ func (e *ended) remove(ids []step.ID) {
 	}
 }
 
-// heaviest is the user whose steps have the most bytes; there is one.
-func (e *ended) heaviest() (uid uint32) {
+// heaviest is the user whose steps have the most bytes and whose oldest step may go.
+func (e *ended) heaviest(mayGo func(*endedOf) bool) (uid uint32, ok bool) {
 	most := int64(-1)
 	for id, of := range e.byUser {
-		if of.bytes > most {
-			uid, most = id, of.bytes
+		if of.bytes > most && mayGo(of) {
+			uid, most, ok = id, of.bytes, true
 		}
 	}
-	return uid
+	return uid, ok
 }
 
 // forget takes steps out that are beyond keepBytes, or are old and beyond keep steps. A user's
-// last step stays unless it is old: the client that waited for it reads it after its end.
+// last step stays unless it is old: the client that waited for it reads it after its end. So do the
+// young steps of a user who has no more than an equal share of the bytes.
 func (e *ended) forget(now, age time.Duration, keep int) (gone []step.ID) {
+	mayGo := func(of *endedOf) bool {
+		old := now-of.steps[0].up >= age
+		return old || e.bytes > e.most && len(of.steps) > 1 && of.bytes > e.most/int64(len(e.byUser))
+	}
 	for len(gone) < forgetMax && (e.bytes > e.most || e.count > keep) {
-		uid := e.heaviest()
-		oldest := e.byUser[uid].steps[0]
-		fresh := now-oldest.up < age
-		if fresh && (e.bytes <= e.most || len(e.byUser[uid].steps) == 1) {
+		uid, ok := e.heaviest(mayGo)
+		if !ok {
 			break
 		}
+		gone = append(gone, e.byUser[uid].steps[0].id)
 		e.dropOldest(uid)
-		gone = append(gone, oldest.id)
 	}
 	return gone
 }

@@ -85,6 +85,29 @@ func TestStateEndedShare(t *testing.T) {
 	}
 }
 
+// TestForgetBehindHeaviest: where the step of the user with the most bytes is too young to go, the
+// others' old steps go, and then the young ones of a user with more than an equal share.
+func TestForgetBehindHeaviest(t *testing.T) {
+	const now, age = 100 * time.Hour, time.Hour
+	e := ended{most: 1000}
+	add := func(uid uint32, n int, up time.Duration, bytes int64) {
+		for i := range n {
+			e.add(uid, endedStep{step.ID{Job: uid, Step: uint32(i)}, up, bytes})
+		}
+	}
+	add(1, 1, now, 400)
+	add(2, 5, 0, 10)
+	add(3, 4, now, 10)
+	if gone := e.forget(now, age, 5); len(gone) != 5 || gone[0].Job != 2 || e.byUser[3] == nil {
+		t.Errorf("beyond the number of steps %v are forgotten, want those of user 2", gone)
+	}
+	add(1, 1, now, 900)
+	add(2, 12, now, 50)
+	if gone := e.forget(now, age, 100); len(gone) != 7 || gone[0].Job != 1 || gone[6].Job != 2 || len(e.byUser[3].steps) != 4 {
+		t.Errorf("beyond the bytes %v are forgotten, want the first of user 1 and six of user 2", gone)
+	}
+}
+
 // TestStateEndedLogs: event logs count, also over a restart: a user whose steps have huge ones keeps
 // few steps, and takes none from others.
 func TestStateEndedLogs(t *testing.T) {
