@@ -78,17 +78,20 @@ func (f *file) pass(task int, data []byte, last bool) (rest []byte, err error) {
 }
 
 // write writes, a regular file up to the user's limit, as the kernel does for a process of the user's.
+// Where the size cannot be had the limit is not kept: output is worth more than it.
 func (f *file) write(b []byte) error {
-	st, err := f.Stat()
-	if err == nil && f.most != nil && st.Mode().IsRegular() {
-		if room := max(0, *f.most-st.Size()); room < int64(len(b)) {
-			b, err = b[:room], &os.PathError{Op: "write", Path: f.Name(), Err: unix.EFBIG}
+	var limit error
+	if f.most != nil { // else no call for the size before each write
+		if st, err := f.Stat(); err == nil && st.Mode().IsRegular() {
+			if room := max(0, *f.most-st.Size()); room < int64(len(b)) {
+				b, limit = b[:room], &os.PathError{Op: "write", Path: f.Name(), Err: unix.EFBIG}
+			}
 		}
 	}
-	if _, werr := f.Write(b); werr != nil {
-		return werr
+	if _, err := f.Write(b); err != nil {
+		return err
 	}
-	return err
+	return limit
 }
 
 // Append adds text to a file of the user's: a regular one, or /dev/null, which is made where there

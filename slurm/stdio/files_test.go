@@ -252,6 +252,25 @@ func reachable(t *testing.T) string {
 
 // TestRootWritesAsUser: what is written to a labelled file is written as the user: the kernel then
 // takes the set-user-ID bit away, and counts quota and the file system's reserve.
+// TestWriteAsksNoSize: without a limit a write to a labelled file is one system call, whose result
+// alone counts.
+func TestWriteAsksNoSize(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	labelled, text := &file{File: f}, []byte("x")
+	allocs := testing.AllocsPerRun(10, func() { // os.File.Stat allocates, Write does not
+		if err := labelled.write(text); err != nil {
+			t.Error(err)
+		}
+	})
+	if allocs > 0 {
+		t.Errorf("a write allocates %v times", allocs)
+	}
+}
+
 func TestRootWritesAsUser(t *testing.T) {
 	testkit.RequireRoot(t)
 	dir := reachable(t)
