@@ -192,13 +192,19 @@ func (s *Session) bound(done <-chan struct{}) {
 	}
 	stops := linux.NewStopWatch(s.cfg.StopTimeout, func() bool { return s.cfg.StopTimeout > 0 && linux.ChildStopped(s.host.PID()) })
 	defer stops.End()
-	stops.Look()
+	look := func() {
+		if stops.Look() {
+			s.host.tell(launch.HostRecord{Level: launch.LogError, LocalID: -1, Text: fmt.Sprintf(
+				"%s is stopped: it is killed, unless it goes on within %v (UnkillableStepTimeout)", s.hostName(), s.cfg.StopTimeout)})
+		}
+	}
+	look()
 	for {
 		select {
 		case <-done:
 			return
 		case <-stops.MayBe:
-			stops.Look()
+			look()
 		case <-stops.Late:
 			if stops.Over() {
 				s.Kill(fmt.Sprintf("was stopped, and did not go on within %v (UnkillableStepTimeout in slurm.conf)", s.cfg.StopTimeout))
@@ -251,7 +257,12 @@ func (s *Session) explain(err error) error {
 		}
 		return hook
 	}
-	return fmt.Errorf("spankhost (%s context, pid %d): %s", s.cfg.Context, s.host.PID(), cause)
+	return fmt.Errorf("%s: %s", s.hostName(), cause)
+}
+
+// hostName names the host's process in errors and the log.
+func (s *Session) hostName() string {
+	return fmt.Sprintf("spankhost (%s context, pid %d)", s.cfg.Context, s.host.PID())
 }
 
 // ending words the host's end; exit is its status where it has ended itself by exit(3).

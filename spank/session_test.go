@@ -305,8 +305,10 @@ func TestSessionStopped(t *testing.T) {
 	}
 	signal(s, unix.SIGSTOP)
 	finish(t, s)
-	if want := fmt.Sprintf("spankhost (slurmd context, pid %d): %s", s.host.PID(), late); !slices.Contains(h.all(), want) {
-		t.Errorf("closed between hooks: %q, want %q", h.all(), want)
+	host := fmt.Sprintf("spankhost (slurmd context, pid %d)", s.host.PID())
+	begun := " is stopped: it is killed, unless it goes on within 100ms (UnkillableStepTimeout)"
+	if said, want := h.all(), []string{host + begun, host + ": " + late}; !slices.Equal(said, want) && (len(said) != 3 || !slices.Equal(said[1:], want)) {
+		t.Errorf("closed between hooks: %q, want %q", said, want)
 	}
 
 	s = stopped(&heard{}, 100*time.Millisecond, "init=stop")
@@ -323,7 +325,8 @@ func TestSessionStopped(t *testing.T) {
 		t.Errorf("a host that goes on: %v", err)
 	}
 	finish(t, s)
-	if said := h.all(); len(said) != 1 || !strings.HasPrefix(said[0], "init ctx=4") {
+	if said := h.all(); len(said) != 2 || !strings.HasSuffix(said[0], " is stopped: it is killed, unless it goes on within 1h0m0s (UnkillableStepTimeout)") ||
+		!strings.HasPrefix(said[1], "init ctx=4") {
 		t.Errorf("a host that goes on: %q", said)
 	}
 }
