@@ -140,10 +140,12 @@ func (n *node) restartWith(t testing.TB, more string) {
 // has no effect.
 func TestRootPrologFailures(t *testing.T) {
 	waits(t)
-	n := startNode(t, site{Slurm: "UnkillableStepTimeout=1\n", Stepd: "HookTimeout=2\n"})
-	so, marks := buildClient(t, n), n.markFile(t)
-	other := n.path("other.so")
-	must(t, os.Link(so, other))
+	start := func(hookTimeout int) (n *node, so, other, marks string) {
+		n = startNode(t, site{Slurm: "UnkillableStepTimeout=1\n", Stepd: fmt.Sprintf("HookTimeout=%d\n", hookTimeout)})
+		so, other = buildClient(t, n), n.path("other.so")
+		must(t, os.Link(so, other))
+		return n, so, other, n.markFile(t)
+	}
 	type row struct {
 		flag, hook, do string
 		code           int
@@ -170,7 +172,14 @@ func TestRootPrologFailures(t *testing.T) {
 		{"optional", "job_epilog", "closefds", 0, ""},
 		{"optional", "job_epilog", "segv", 0, ""},
 	}
+	n, so, other, marks := start(2)
+	// Both limits of a stopped host begin with its hook: the hook's is long enough not to be the first.
+	patient, so2, other2, marks2 := start(20)
 	for _, c := range rows {
+		n, so, other, marks := n, so, other, marks
+		if c.do == "stop" {
+			n, so, other, marks = patient, so2, other2, marks2
+		}
 		t.Run(fmt.Sprintf("%s %s %s", c.flag, c.hook, c.do), func(t *testing.T) {
 			must(t, os.WriteFile(marks, nil, 0o666))
 			n.stack(t, fmt.Sprintf("%s %s ctx=5 hook=%s do=%s mark=%s", c.flag, so, c.hook, c.do, marks),
