@@ -103,7 +103,7 @@ func Start(ctx context.Context, site Site) (*Cluster, error) {
 
 // startInit starts process 1 in its namespaces, and waits until its tree stands.
 func (c *Cluster) startInit(root string) error {
-	line := []string{"sh", "-c", initScript, "init", root, c.Dir, c.site.host(), c.site.Programs}
+	line := unshared([]string{"--mount"}, []string{"sh", "-c", initScript, "init", root, c.Dir, c.site.host(), c.site.Programs})
 	if c.site.OwnCgroups {
 		// The namespace begins where the process is that makes it (cgroup_namespaces(7)).
 		c.cgroups = filepath.Join("/sys/fs/cgroup", filepath.Base(c.Dir))
@@ -116,7 +116,7 @@ func (c *Cluster) startInit(root string) error {
 	c.init = exec.Command(line[0], line[1:]...)
 	// Were the thread that forks it to end, the parent-death signal would come: so there is
 	// none, and the pipe's end does it.
-	c.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS}
+	c.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS}
 	var said strings.Builder
 	c.init.Stderr = &said
 	hold, err := c.init.StdinPipe()

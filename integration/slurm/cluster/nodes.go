@@ -54,7 +54,9 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	if c.site.Nodes == 0 {
 		return nil
 	}
-	return c.do(ctx, "sh", "-c", nodesScript, "nodes", c.Dir, strconv.Itoa(firstNode), strings.Join(c.Nodes(), " "))
+	// Each node's slurmd has a mount namespace that is made on the same CPU.
+	unshare := strings.Join(unshared([]string{"--net", "--uts", "--mount"}, nil), " ")
+	return c.do(ctx, "sh", "-c", nodesScript, "nodes", c.Dir, strconv.Itoa(firstNode), strings.Join(c.Nodes(), " "), unshare)
 }
 
 // On is a program as Command's, on a node of a Site with Nodes: in its network, with its name and

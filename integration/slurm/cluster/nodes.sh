@@ -1,8 +1,8 @@
-# nodes.sh DIR FIRST NODES: the network of a site of several nodes, as root in the cluster's
+# nodes.sh DIR FIRST NODES UNSHARE: the network of a site of several nodes, as root in the cluster's
 # namespaces. The host itself has 10.77.0.1 on a bridge, the nodes the numbers from FIRST on.
-# A process that only waits holds each node's namespaces; its number is in DIR/node.NODE. The
-# program DIR/on NODE COMMAND... enters them: no ip netns exec, which mounts /sys anew and has no
-# cgroups there.
+# UNSHARE makes each node's namespaces. A process that only waits holds them; its number is in
+# DIR/node.NODE. The program DIR/on NODE COMMAND... enters them: no ip netns exec, which mounts
+# /sys anew and has no cgroups there.
 set -e
 dir=$1 number=$2
 cat >"$dir/on" <<X
@@ -17,7 +17,7 @@ ip addr add 10.77.0.1/24 dev nodes
 ip link set nodes up
 for node in $3; do
 	mkdir -p "$dir/spool/$node"
-	unshare --net --uts --mount sh -ec '
+	$4 sh -ec '
 		hostname "$1"
 		for d in /tmp /run /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $d; done
 		sleep infinity </dev/null >/dev/null 2>&1 &
