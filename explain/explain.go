@@ -256,9 +256,17 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		line("  ", string(f.Kind)+":", " "+f.Text)
+		head, text := string(f.Kind)+":", " "+strings.TrimPrefix(f.Text, string(f.Kind)+" ")
+		short, cut := text, false
+		if i == 0 && f.Hint != "" {
+			short, cut = firstLine(text, s.Width-len("  "+head))
+		}
+		line("  ", head, short)
 		if f.Hint != "" {
 			line("    ", "", f.Hint)
+		}
+		if cut {
+			line("  ", "in full:", text)
 		}
 	}
 	if x.MPI != nil {
@@ -269,6 +277,20 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// firstLine is the part of a text that one line of width columns has room for, and whether that is not
+// all of it: the first three lines of a screen say what happened, why, and what to do now.
+func firstLine(text string, width int) (short string, cut bool) {
+	text = printable.Line(text, textMax)
+	if width < 20 || printable.Width(text) <= width {
+		return text, false
+	}
+	short = printable.Fit(text, width)
+	if i := strings.LastIndexByte(short, ' '); i > 0 {
+		short = short[:i] + " …"
+	}
+	return short, true
 }
 
 // headline is the state and the summary.

@@ -296,7 +296,10 @@ func (e *explainer) memory() {
 			e.add(Finding{Kind: KindMemory, Text: fmt.Sprintf("%d more processes were killed for want of memory", len(e.rec.OOM)-most)})
 			break
 		}
-		f := Finding{Kind: KindMemory, Text: k.String()}
+		f := Finding{Kind: KindMemory, Text: strings.Replace(k.String(), "Out Of Memory: ", "", 1)}
+		if text, more, ok := strings.Cut(f.Text, "; --mem"); ok {
+			f.Text, f.Hint = text, "--mem"+more
+		}
 		if k.Rank != nil {
 			f.Ranks = fmt.Sprint(*k.Rank)
 		}
@@ -331,14 +334,18 @@ func (e *explainer) state() {
 		e.add(Finding{Kind: KindNode, Text: r.Reason, Hint: "it may be started again as it was; the log of noded, or of slurmd, has more"})
 	}
 	if r.Drain != "" {
-		e.add(Finding{Kind: KindDrain, Text: "the node was drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
+		e.add(Finding{Kind: KindDrain, Text: "node drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
 	}
 }
 
 // aborted reports an MPI program that has ended itself.
 func (e *explainer) aborted() {
 	if e.rec.Aborted && e.rec.Reason != "" {
-		e.add(Finding{Kind: KindAbort, Text: e.rec.Reason, Hint: "what that rank wrote to its standard error says more"})
+		text := e.rec.Reason
+		if _, rest, ok := strings.Cut(text, ": MPI rank "); ok { // the code is on the line before, and the rank twice
+			text = "MPI rank " + rest
+		}
+		e.add(Finding{Kind: KindAbort, Text: text, Hint: "what that rank wrote to its standard error says more"})
 	}
 }
 
@@ -385,12 +392,13 @@ func (e *explainer) endedRest(ranks []int, status step.ExitStatus) string {
 	for _, k := range e.log.kills {
 		for _, rank := range ranks {
 			option, ok := strings.CutPrefix(k.Text, fmt.Sprintf("task %d: %s, and ", rank, status.Describe()))
+			option = strings.TrimSuffix(option, " was given")
 			switch {
 			case !ok:
 			case len(ranks) == 1:
-				return "; " + option + ", which has ended the others"
+				return "; " + option + " ended the others"
 			default:
-				return fmt.Sprintf("; %s, which has ended the others at the end of rank %d", option, rank)
+				return fmt.Sprintf("; %s ended the others at the end of rank %d", option, rank)
 			}
 		}
 	}
@@ -485,6 +493,10 @@ func (e *explainer) said(words string) bool {
 		if t.Status != nil && words == fmt.Sprintf("task %d: %s", t.Rank, t.Status.Describe()) {
 			return true
 		}
+	}
+	inOOM := func(k step.OOMKill) bool { return strings.Contains(k.String(), words) }
+	if slices.ContainsFunc(e.rec.OOM, inOOM) || e.rec.Aborted && words == e.rec.Reason {
+		return true // a finding says it more shortly
 	}
 	return slices.ContainsFunc(e.found, func(f Finding) bool { return strings.Contains(f.Text, words) })
 }

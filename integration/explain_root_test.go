@@ -140,7 +140,7 @@ func TestRootExplain(t *testing.T) {
 		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"never ran: cannot open the file \"/none/x\" of a standard stream: no such file or directory: the directory \"/none\" does not exist"}},
 		{"exit codes", []string{"-n3", "sh", "-c", "exit $SLURM_PROCID"}, []string{"rank 1: Exited with exit code 1", "rank 2: Exited with exit code 2"}},
 		{"a signal of its own", []string{"sh", "-c", "kill -XCPU $$"}, []string{"rank 0: CPU time limit exceeded", "ulimit -t"}},
-		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || { touch up; exec sleep 100; }; until [ -e up ]; do sleep 0.01; done; exit 9"}, []string{"exit: rank 1: Exited with exit code 9; --kill-on-bad-exit was given, which has ended the others", "rank 0: Terminated, by the step's end"}},
+		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || { touch up; exec sleep 100; }; until [ -e up ]; do sleep 0.01; done; exit 9"}, []string{"exit: rank 1: Exited with exit code 9; --kill-on-bad-exit ended the others", "rank 0: Terminated, by the step's end"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if r := n.ctl(t, append([]string{"run"}, c.args...)...); r.code == 0 {

@@ -190,7 +190,7 @@ func TestRootInitRefuses(t *testing.T) {
 					n.logs(t, "Failed to load optional plugin "+so+". Ignored: its init() returned ")
 				}
 				if context == "remote" && flag == "required" {
-					n.explained(t, n.lastEnded(t).id(), `plugin "refuse.so": init()`)
+					n.explained(t, n.lastEnded(t).id(), `"refuse.so": init()`)
 				}
 				n.ctlRoot(t, "node", "resume") // of a prolog's failure
 			}
