@@ -100,16 +100,10 @@ func (j *job) doc() api.NodeJob {
 	d := api.NodeJob{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
 		CPUs: step.FormatCPUList(j.cpus), Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{}, IDs: []string{},
-		State: string(step.Running), NTasks: j.NTasks,
+		State: string(step.Running), Doing: j.scripts.Doing(), NTasks: j.NTasks,
 	}
-	switch {
-	case j.scripts.InProlog():
-		d.Doing = "prolog"
-	case j.ends():
+	if j.ends() {
 		d.State = string(step.Completing)
-	}
-	if j.phase == jobIdle {
-		d.Doing = "epilog"
 	}
 	if !j.Started.IsZero() {
 		d.Started = &j.Started

@@ -27,6 +27,27 @@ func (s *scripted) letGo(j *job) (kept bool) {
 	return kept
 }
 
+// wantJob checks what the node's document has of its one job.
+func (s *scripted) wantJob(state, doing string) {
+	s.t.Helper()
+	if d := s.doc(); len(d.Jobs) != 1 || d.Jobs[0].State != state || d.Jobs[0].Doing != doing {
+		s.t.Errorf("the jobs are %+v, want one that is %s and does %q", d.Jobs, state, doing)
+	}
+}
+
+// TestIdleJob: a job whose stepd has not gone yet is in no epilog.
+func TestIdleJob(t *testing.T) {
+	s := newScripted(t, "", "", nil)
+	rec := s.until(s.run(1000, request("linger")), step.Completed)
+	s.letGo(s.reg.job(rec.ID.Job))
+	s.wantJob("COMPLETING", "")
+	if err := syscall.Kill(rec.StepdPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.idle()
+	s.wantTold("prolog.sh", "epilog.sh")
+}
+
 // TestPrologOfEndedAllocation: a prolog is run to its end where the allocation ends before,
 // and the epilog comes after it.
 func TestPrologOfEndedAllocation(t *testing.T) {
@@ -43,10 +64,12 @@ func TestPrologOfEndedAllocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	j := s.reg.job(1)
+	s.wantJob("RUNNING", "prolog")
 	c.kill()
 	if !s.letGo(j) {
 		t.Error("the job ends beside its prolog")
 	}
+	s.wantJob("COMPLETING", "prolog")
 	open.Close()
 	if err := <-answer; err != nil {
 		t.Error(err)

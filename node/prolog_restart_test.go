@@ -97,6 +97,7 @@ func TestEpilogOverRestart(t *testing.T) {
 	if d := s.doc(); d.State != "ALLOCATED" || d.FreeCPUs != 3 {
 		t.Errorf("while the epilog runs: %+v", d)
 	}
+	s.wantJob("COMPLETING", "epilog")
 	s.stop()
 	if err := os.Remove(hold); err != nil {
 		t.Fatal(err)

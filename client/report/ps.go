@@ -208,6 +208,8 @@ func holding(j *api.NodeJob) string {
 		what = j.Doing
 	case j.Origin == step.OriginAlloc:
 		what = "allocation"
+	case j.State == string(step.Completing):
+		what = "it ends"
 	}
 	return fmt.Sprintf("%s, CPUs %s", what, j.CPUs)
 }

@@ -49,7 +49,8 @@ const screenNode = `{"name":"n1","jobs":[
 	{"job_id":12,"user":"alice","name":"solver","origin":"run","cpus":"0-63","steps":[0],"state":"RUNNING","ntasks":64},
 	{"job_id":13,"user":"bob","name":"x","origin":"batch","cpus":"64","steps":[4294967291],"state":"RUNNING","doing":"prolog","ntasks":1},
 	{"job_id":24,"uid":1002,"user":"christopher.longname","name":"interactive","origin":"alloc","cpus":"65-72","memory_mb":700,"gres":"gpu:a100:1","steps":[1],"state":"RUNNING","ntasks":8,"start_time":"2026-11-29T11:30:00Z"},
-	{"job_id":26,"uid":1000,"user":"alice","name":"old","origin":"run","cpus":"73","steps":[],"state":"COMPLETING","doing":"epilog","ntasks":1,"start_time":"2026-11-29T11:58:00Z"}],
+	{"job_id":26,"uid":1000,"user":"alice","name":"old","origin":"run","cpus":"73","steps":[],"state":"COMPLETING","doing":"epilog","ntasks":1,"start_time":"2026-11-29T11:58:00Z"},
+	{"job_id":27,"uid":1000,"user":"alice","name":"last","origin":"run","cpus":"74","steps":[],"state":"COMPLETING","ntasks":1,"start_time":"2026-11-29T11:59:00Z"}],
 	"waiting":[{"uid":1001,"user":"bob","name":"big","ntasks":128,"since":"2026-11-29T11:59:00Z","for":"room: it needs 128 CPUs on this node: of its 128 CPUs 54 are free; --overcommit shares them with other steps; free at 14:03 at the latest"},
 	{"uid":1001,"user":"bob","name":"big","ntasks":2,"job_id":24,"since":"2026-11-29T11:59:59Z","for":"2 CPUs of job 24"}]}`
 

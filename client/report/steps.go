@@ -155,13 +155,16 @@ func writeJob(w io.Writer, j *api.NodeJob, columns int, now time.Time) error {
 	cells := jobCells(j, now)
 	b.WriteString(fitted(fmt.Sprintf("job %s  %s  %s", cells[0], cells[3], cells[5]), columns) + "\n")
 	field := fielder(&b, columns)
-	switch j.Doing {
-	case "prolog", "epilog":
+	ends := j.State == string(step.Completing)
+	switch {
+	case j.Doing != "":
 		field("waits", "for the end of its "+j.Doing, 0)
+	case ends:
+		field("waits", "for the end of its processes", 0)
 	default:
 		field("waits", fmt.Sprintf("for a step: stepctl run --jobid=%d COMMAND", j.ID), 0)
 	}
-	if j.Doing != "epilog" {
+	if !ends {
 		field("end it", fmt.Sprintf("stepctl cancel %d", j.ID), 0)
 	}
 	field("name", j.Name, 80)

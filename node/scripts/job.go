@@ -46,6 +46,7 @@ type Job struct {
 	ran     []step.Record // guarded by mu: the processes, as a Tracker wants them
 	outputs []*output     // guarded by mu
 	placed  bool          // guarded by mu: the scripts have a place, which is to be removed
+	epilog  bool          // guarded by mu: the epilog runs
 }
 
 // NewJob returns the scripts' part of a job whose prolog has not begun; stack is the digest of
@@ -83,11 +84,17 @@ func (j *Job) begin() bool {
 	return j.moveLocked(running, nil) == nil
 }
 
-// InProlog reports whether the prolog runs.
-func (j *Job) InProlog() bool {
+// Doing is "prolog" or "epilog" while that runs, else "".
+func (j *Job) Doing() string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.state == running
+	switch {
+	case j.state == running:
+		return prolog().name
+	case j.epilog:
+		return epilog().name
+	}
+	return ""
 }
 
 // end ends the prolog that begin has begun.

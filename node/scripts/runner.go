@@ -198,6 +198,8 @@ func (r *Runner) Prolog(j *Job, f Facts, ended func(error)) error {
 // Epilog runs the epilog of a job whose steps have ended; a failure drains the node. It
 // returns false where noded stops before the epilog's end: then the next noded runs it again.
 func (r *Runner) Epilog(j *Job, f Facts, end End) bool {
+	j.note(func() { j.epilog = true })
+	defer j.note(func() { j.epilog = false })
 	err := r.run(j, f, epilog(), end.env(), cmp.Or(end.State, step.Completed))
 	if errors.Is(err, ErrStopping) {
 		return false
