@@ -236,9 +236,10 @@ install-files:
 	$(BIN)/stepctl completion zsh > $(SHARE)/zsh/site-functions/_stepctl
 	$(BIN)/stepctl completion fish > $(SHARE)/fish/vendor_completions.d/stepctl.fish
 	install -m644 CHANGELOG.md LICENSE $(SHARE)/doc/stepd/
-	# Without docs/ between them: their links follow.
-	sed 's|](docs/|](|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
-	for f in $(filter-out docs/README.md,$(wildcard docs/*.md)); do sed 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$${f##*/} || exit; done
+	# Without docs/ between them, docs/README.md is index.md: their links follow.
+	sed -e 's|](docs/README\.md|](index.md|g' -e 's|](docs/|](|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
+	for f in docs/*.md; do to=$${f##*/}; [ $$to != README.md ] || to=index.md; \
+		sed -e 's|](README\.md|](index.md|g' -e 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$$to || exit; done
 	install -d $(SHARE)/doc/stepd/examples
 	install -m644 packaging/etc/* $(SHARE)/doc/stepd/examples/
 	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/

@@ -277,7 +277,8 @@ func TestRootDocumentedOptions(t *testing.T) {
 			for _, o := range option.FindAllStringSubmatch(strings.Join(own, " "), -1) {
 				checked++
 				of := cmp.Or(plugins[o[1]], of)
-				if !strings.Contains(help[of], o[1]) && o[1] != "--help" {
+				whole := regexp.MustCompile(regexp.QuoteMeta(o[1]) + `(?:[^a-z-]|$)`) // not as the beginning of another one
+				if !whole.MatchString(help[of]) && o[1] != "--help" {
 					t.Errorf("%s: %q: %s has no %s", doc, m[1], of, o[1])
 				}
 			}

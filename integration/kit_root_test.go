@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -50,6 +52,7 @@ func (in installed) make(t *testing.T, dir string, args ...string) {
 func TestRootInstalledKit(t *testing.T) {
 	in := installTree(t)
 	t.Run("layout", func(t *testing.T) { in.layout(t) })
+	t.Run("links", func(t *testing.T) { in.links(t) })
 	t.Run("headers", func(t *testing.T) { in.headersAlone(t) })
 	t.Run("plugins", func(t *testing.T) { in.pluginsRun(t) })
 }
@@ -80,6 +83,23 @@ func (in installed) layout(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(root); len(entries) != 1 {
 		t.Errorf("an installation below /opt/stepd makes %v", entries)
+	}
+}
+
+// links: each link of an installed document leads to a file that is installed, and not to the
+// document itself.
+func (in installed) links(t *testing.T) {
+	documents, err := filepath.Glob(in.path("share/doc/stepd/*.md"))
+	if err != nil || len(documents) < 20 || !slices.Contains(documents, in.path("share/doc/stepd/index.md")) {
+		t.Fatalf("%q, %v", documents, err)
+	}
+	for _, doc := range documents {
+		for _, m := range regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(readFile(t, doc), -1) {
+			to := filepath.Join(filepath.Dir(doc), m[1])
+			if _, err := os.Stat(to); err != nil || to == doc {
+				t.Errorf("%s: a link to %q: %v", filepath.Base(doc), m[1], err)
+			}
+		}
 	}
 }
 
