@@ -3,13 +3,15 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"time"
 )
 
 // rateTable is steps per second, each of one task that ends at once, for so many
 // clients at a time; beside srun in a job, by turns, and the programs alone, which is
-// what the machine could do.
+// what the machine could do. After it comes the CPU time that one of them costs the
+// machine, in all processes and in the kernel.
 func (b *bench) rateTable() error {
 	rounds, perRound := b.runsOf(7, 3, 9), 120
 	if b.quick || b.base != "" {
@@ -22,13 +24,19 @@ func (b *bench) rateTable() error {
 	defer n.stop()
 	slurm, slurmErr := b.slurm()
 	w := b.table("steps per second\tclients\tN\tmedian\tp10\tpeer\tpeer's median\tratio")
+	type cpuRow struct {
+		clients     int
+		of          []series
+		alone, peer series
+	}
+	var cpus []cpuRow
 	for _, clients := range []int{1, 2, 8} {
-		of := make([]series, len(n))
+		of, cpu := make([]series, len(n)), cpuRow{clients: clients, of: make([]series, len(n))}
 		var alone, peer series
 		for i := range rounds {
 			err := n.turns(i, func(k int, node *noded) error {
-				ns, err := each(clients, perRound, node.run("-n1", "--overcommit", "/bin/true"))
-				of[k] = append(of[k], ns)
+				ns, used, err := each(clients, perRound, node.run("-n1", "--overcommit", "/bin/true"))
+				of[k], cpu.of[k] = append(of[k], ns), append(cpu.of[k], used)
 				return err
 			})
 			if err != nil {
@@ -37,16 +45,17 @@ func (b *bench) rateTable() error {
 			if b.base != "" {
 				continue
 			}
-			ns, err := each(clients, perRound, []string{"/bin/true"})
+			ns, used, err := each(clients, perRound, []string{"/bin/true"})
 			if err != nil {
 				return err
 			}
-			alone = append(alone, ns)
+			alone, cpu.alone = append(alone, ns), append(cpu.alone, used)
 			if slurmErr == nil {
-				ns, slurmErr = each(clients, perRound, slurm.run(1))
-				peer = append(peer, ns)
+				ns, used, slurmErr = each(clients, perRound, slurm.run(1))
+				peer, cpu.peer = append(peer, ns), append(cpu.peer, used)
 			}
 		}
+		cpus = append(cpus, cpu)
 		const what = "steps of one task that ends at once"
 		if b.base != "" {
 			b.beside(w, fmt.Sprintf("%s, %d clients", what, clients), 1, of, perSecond)
@@ -60,12 +69,48 @@ func (b *bench) rateTable() error {
 		}
 		fmt.Fprintf(w, "%s\tsrun in a job\t%s\t%.2f\n", own, perSecond(peer.at(0.5)), peer.at(0.5)/of[0].at(0.5))
 	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	w = b.table("CPU time a step\tclients\tN\tmedian\tp90\tfork and exec alone\tsrun in a job\tratio")
+	for _, c := range cpus {
+		what := "all processes and the kernel, one task that ends at once"
+		if b.base != "" {
+			b.beside(w, fmt.Sprintf("%s, %d clients", what, c.clients), 1, c.of, ms)
+			continue
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t%s\t", what, c.clients, rounds, ms(c.of[0].at(0.5)), ms(c.of[0].at(0.9)), ms(c.alone.at(0.5)))
+		if slurmErr != nil {
+			fmt.Fprintln(w, "not measured\t")
+			continue
+		}
+		fmt.Fprintf(w, "%s\t%.2f\n", ms(c.peer.at(0.5)), c.of[0].at(0.5)/c.peer.at(0.5))
+	}
 	return w.Flush()
 }
 
+// machineCPU is the CPU time that the machine has spent since its boot, of processes and of the
+// kernel, in ns (proc_stat(5)): what a step costs is in many processes, and some end unwaited for.
+// Its unit is 10 ms, and what else the machine does is in it.
+func machineCPU() (ns float64, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, err
+	}
+	var user, nice, system, idle, wait, irq, softirq float64
+	if _, err := fmt.Sscanf(string(text), "cpu %g %g %g %g %g %g %g", &user, &nice, &system, &idle, &wait, &irq, &softirq); err != nil {
+		return 0, fmt.Errorf("cannot read /proc/stat: %w", err)
+	}
+	return (user + nice + system + irq + softirq) * 1e7, nil
+}
+
 // each has so many clients run a command, runs times together, and returns the time
-// divided by the runs, in ns.
-func each(clients, runs int, argv []string) (float64, error) {
+// and the machine's CPU time divided by the runs, in ns.
+func each(clients, runs int, argv []string) (ns, cpu float64, err error) {
+	before, err := machineCPU()
+	if err != nil {
+		return 0, 0, err
+	}
 	start := time.Now()
 	errs := make(chan error, clients)
 	for range clients {
@@ -79,9 +124,10 @@ func each(clients, runs int, argv []string) (float64, error) {
 			errs <- err
 		}()
 	}
-	var err error
 	for range clients {
 		err = errors.Join(err, <-errs)
 	}
-	return float64(time.Since(start)) / float64(runs/clients*clients), err
+	took, did := float64(time.Since(start)), float64(runs/clients*clients)
+	after, cpuErr := machineCPU()
+	return took / did, (after - before) / did, errors.Join(err, cpuErr)
 }
