@@ -267,6 +267,7 @@ func (a Archive) record(id step.ID) (*step.Record, error) {
 	if rec.ID != id {
 		return nil, fmt.Errorf("cannot use %q: it is the record of step %s", f.Name(), rec.ID.Name())
 	}
+	rec.SetID(id) // an older release has not written IDName
 	return rec, nil
 }
 

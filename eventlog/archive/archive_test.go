@@ -70,7 +70,7 @@ func TestStep(t *testing.T) {
 	note(t, a, &step.Record{ID: id, State: step.Failed, Reason: "it says why"})
 	note(t, a, &step.Record{ID: step.ID{Job: 12, Step: 0}, State: step.Running})
 	recs, err := a.Records(12, &id.Step)
-	if err != nil || len(recs) != 1 || recs[0].Reason != "it says why" {
+	if err != nil || len(recs) != 1 || recs[0].Reason != "it says why" || recs[0].IDName != "12.batch" { // which was not written
 		t.Errorf("%+v %v", recs, err)
 	}
 	begin(t, a, step.ID{Job: 12, Step: 0})

@@ -341,6 +341,7 @@ func (s *State) Step(id step.ID) (*step.Record, error) {
 	if err := s.all.Get(kindStep, stepKey(id), rec); err != nil {
 		return nil, fmt.Errorf("cannot read step %s: %w", id, err)
 	}
+	rec.SetID(id) // an older noded has not stored IDName
 	return rec, nil
 }
 
@@ -358,6 +359,9 @@ func (s *State) IDs(job uint32) (ids []step.ID) {
 // Steps returns the steps of a job, or of all jobs where job is 0, by number.
 func (s *State) Steps(job uint32) ([]*step.Record, error) {
 	recs, err := records[step.Record](s, kindStep, ofJob(job))
+	for _, rec := range recs {
+		rec.SetID(rec.ID) // as in Step
+	}
 	slices.SortFunc(recs, func(a, b *step.Record) int { return CompareIDs(a.ID, b.ID) })
 	return recs, wrap(err, "cannot read steps")
 }
@@ -372,6 +376,7 @@ func (s *State) Unended() (recs []*step.Record, err error) {
 		if err := s.all.Get(kindStep, key, rec); err != nil {
 			return nil, wrap(err, "cannot read steps")
 		}
+		rec.SetID(rec.ID) // as in Step
 		recs = append(recs, rec)
 	}
 	slices.SortFunc(recs, func(a, b *step.Record) int { return CompareIDs(a.ID, b.ID) })

@@ -264,3 +264,37 @@ func TestStateBetweenJournals(t *testing.T) {
 		t.Errorf("the next job after %d is %s, %v", rec.ID.Job, next.ID, err)
 	}
 }
+
+// TestOlderRecord: the record of a step that an older noded has stored has no name, and is read with
+// its name.
+func TestOlderRecord(t *testing.T) {
+	s := newStates(t, 10).open()
+	older := &step.Record{State: step.Starting}
+	if _, err := s.NewJobAs(step.ID{}, &Job{}, nil, older); err != nil {
+		t.Fatal(err)
+	}
+	older.IDName = ""
+	if err := s.Put(older); err != nil {
+		t.Fatal(err)
+	}
+	one, err := s.Step(older.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := s.Steps(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unended, err := s.Unended()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rec := range append(append(all, unended...), one) {
+		if rec.IDName != "1.0" {
+			t.Errorf("the name is %q", rec.IDName)
+		}
+	}
+	if len(all) != 1 || len(unended) != 1 {
+		t.Errorf("%d steps, and %d that have not ended", len(all), len(unended))
+	}
+}
