@@ -49,6 +49,11 @@ var (
 	exitLine  = regexp.MustCompile(`^\[exit (\d+)\]$`)
 )
 
+// bareCommand is an indented line that looks like a command: words with one blank between them, and
+// perhaps a comment.
+var bareCommand = regexp.MustCompile(`(?m)^    (?:\$ .*|(?:make|(?:bin/)?stepctl|(?:bin/)?noded|apt|curl|systemctl|systemd-cgls|podman|buildah|` +
+	`nsenter|mkdir|gdb|update-alternatives|slurmd|go|/usr/libexec/\S+|CGO_ENABLED=0)(?: [!-~]+)+(?: +#.*)?|make(?: +#.*)?)$`)
+
 // consoleBlocks reads a document.
 func consoleBlocks(text string) (blocks []consoleBlock, err error) {
 	var in *consoleBlock
@@ -125,8 +130,8 @@ func TestRootDocuments(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", doc, err)
 		}
-		if prompt := regexp.MustCompile(`(?m)^    \$ .*$`).FindString(text); prompt != "" {
-			t.Errorf("%s: %q stands in no console block", doc, prompt)
+		for _, bare := range bareCommand.FindAllString(text, -1) {
+			t.Errorf("%s: %q stands in no console block", doc, strings.TrimSpace(bare))
 		}
 		norun := func(b consoleBlock) bool { return b.norun != "" }
 		if len(blocks) == 0 || !slices.ContainsFunc(blocks, func(b consoleBlock) bool { return !norun(b) }) {
@@ -219,6 +224,14 @@ func TestConsoleBlocks(t *testing.T) {
 	}
 	if !c.pattern().MatchString("") || c.pattern().MatchString("x\n") {
 		t.Error("a command without output")
+	}
+	for line, want := range map[string]bool{
+		"    stepctl ps --all   # all": true, "    $ x": true, "    make": true, "    make    # all": true, "$ stepctl ps": false, "    stepctl run     noded     stepd": false,
+		"    stepctl run ──HTTP──▶ noded": false, "    stepctl: error: no such step": false,
+	} {
+		if bareCommand.MatchString(line) != want {
+			t.Errorf("%q is a command: %t", line, !want)
+		}
 	}
 	for _, bad := range []string{fence + "console\nx\n" + fence + "\n", fence + "console\n$ x\n", fence + "console norun\n" + fence + "\n"} {
 		if _, err := consoleBlocks(bad); err == nil {
