@@ -1,6 +1,7 @@
 package place
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -24,13 +25,20 @@ func MemoryAbove(t node.Tracker) (limit uint64, file string) {
 		return 0, ""
 	}
 	if c.scope != nil { // noded's own cgroup is not above the scope
-		slice := c.scope.slice
-		if slice == "" {
-			slice = "system.slice"
-		}
-		dir = filepath.Join(c.scope.mount, slice)
+		dir = filepath.Join(c.scope.mount, slicePath(cmp.Or(c.scope.slice, "system.slice")))
 	}
 	return memoryAbove(dir)
+}
+
+// slicePath is the path of a slice below the mount: a-b.slice lies in a.slice, and -.slice is the
+// mount itself (systemd.slice(5)).
+func slicePath(slice string) (path string) {
+	for i, r := range slice {
+		if r == '-' && i > 0 {
+			path = filepath.Join(path, slice[:i]+".slice")
+		}
+	}
+	return filepath.Join(path, strings.TrimPrefix(slice, "-.slice"))
 }
 
 // memoryAbove is MemoryAbove of a directory, which need not exist.

@@ -1,6 +1,7 @@
 package place
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -31,5 +32,23 @@ func TestMemoryAbove(t *testing.T) {
 	want := write("pod", "memory.max", "2147483648\n")
 	if n, file := memoryAbove(deep); n != 2<<30 || file != want {
 		t.Errorf("got %d of %s, want 2 GiB of %s", n, file, want)
+	}
+}
+
+// TestMemoryAboveSlice: a slice lies in the slices that its name begins with.
+func TestMemoryAboveSlice(t *testing.T) {
+	mount := t.TempDir()
+	for i, dir := range []string{"hpc.slice/hpc-big.slice", "system.slice", "."} {
+		if err := os.MkdirAll(filepath.Join(mount, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(mount, dir, "memory.max"), fmt.Appendln(nil, i+1), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for slice, want := range map[string]uint64{"": 2, "system.slice": 2, "hpc.slice": 3, "hpc-big.slice": 1, "hpc-big-steps.slice": 1, "-.slice": 3} {
+		if got, file := MemoryAbove(&cgroupTracker{scope: &scope{slice: slice, mount: mount}}); got != want {
+			t.Errorf("CgroupSlice=%q: %d of %q, want %d", slice, got, file, want)
+		}
 	}
 }
