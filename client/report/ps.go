@@ -121,6 +121,9 @@ func list(node *api.Node, recs iter.Seq2[*step.Record, error], args []string, no
 	for i := range node.Jobs {
 		j := &node.Jobs[i]
 		named := len(args) == 0 || slices.Contains(args, strconv.FormatUint(uint64(j.ID), 10))
+		if j.Origin != step.OriginAlloc && !seen[j.ID] && len(j.Steps) > 0 {
+			j.State = string(step.Completing) // noded was asked for the node first: its steps have ended since
+		}
 		if named && (j.Origin == step.OriginAlloc || !seen[j.ID]) {
 			l.rows = append(l.rows, psRow{id: step.ID{Job: j.ID}, first: true, cells: jobCells(j, now)})
 		}

@@ -107,6 +107,18 @@ func TestScreens(t *testing.T) {
 	}
 }
 
+// TestPSBetween: a job whose step ends between the two requests of ps does not run without a step.
+func TestPSBetween(t *testing.T) {
+	node := &api.Node{Jobs: []api.NodeJob{{ID: 1, Origin: step.OriginRun, State: "RUNNING", Steps: []uint32{0}, CPUs: "3"}}}
+	l, err := list(node, func(func(*step.Record, error) bool) {}, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := l.rows[0].cells; c[3] != "COMPLETING" || c[6] != "(it ends, CPUs 3)" {
+		t.Errorf("%q", c)
+	}
+}
+
 // TestPSWhole: without a screen ps cuts nothing, and a day that is not today's is in the reason.
 func TestPSWhole(t *testing.T) {
 	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.Local)
