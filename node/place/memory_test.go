@@ -2,9 +2,15 @@ package place
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"stepd/node"
+	"stepd/proctrack"
 )
 
 // TestMemoryAbove: the lowest limit on the way up counts, in the words of both versions; what is
@@ -50,5 +56,24 @@ func TestMemoryAboveSlice(t *testing.T) {
 		if got, file := MemoryAbove(&cgroupTracker{scope: &scope{slice: slice, mount: mount}}); got != want {
 			t.Errorf("CgroupSlice=%q: %d of %q, want %d", slice, got, file, want)
 		}
+	}
+}
+
+// TestMemoryWithoutScope: where systemd makes no scope, the limit of noded's own cgroup is reported.
+func TestMemoryWithoutScope(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "memory.max")
+	if err := os.WriteFile(file, []byte("2147483648\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	tr := &cgroupTracker{announcer: &announcer{log: log}, roots: proctrack.RootConfig{Parent: dir}, scope: &scope{mount: dir, patience: 1}}
+	if err := tr.enterScope(); err != nil {
+		t.Fatal(err)
+	}
+	want := node.Fallback{What: "memory limit of the scope", Why: file + " allows noded and all steps together 2048 MB"}
+	if got := tr.Fallbacks(); len(got) != 2 || got[1] != want {
+		t.Errorf("the fallbacks are %+v, want the second to be %+v", got, want)
 	}
 }

@@ -171,6 +171,9 @@ func (t *cgroupTracker) enterScope() error {
 	if err != nil {
 		t.back("scope of systemd for the steps", err.Error())
 		t.scope = nil
+		if limit, file := MemoryAbove(t); file != "" { // jobs are given what the scope's slice allows
+			t.back("memory limit of the scope", fmt.Sprintf("%s allows noded and all steps together %d MB", file, limit>>20))
+		}
 		return nil
 	}
 	t.roots.Parent = dir
