@@ -18,14 +18,15 @@ func MemoryAbove(t node.Tracker) (limit uint64, file string) {
 	if !ok {
 		return 0, ""
 	}
-	dir := c.roots.Parent
-	if v1, ok := c.roots.V1["memory"]; ok {
-		dir = v1
-	} else if c.kind == proctrack.KindCgroupV1 {
+	dir, v1 := c.roots.V1["memory"]
+	switch {
+	case v1: // in a hybrid tree, too
+	case c.kind == proctrack.KindCgroupV1:
 		return 0, ""
-	}
-	if c.scope != nil { // noded's own cgroup is not above the scope
+	case c.scope != nil: // noded's own cgroup is not above the scope
 		dir = filepath.Join(c.scope.mount, slicePath(cmp.Or(c.scope.slice, "system.slice")))
+	default:
+		dir = c.roots.Parent
 	}
 	return memoryAbove(dir)
 }

@@ -41,7 +41,8 @@ func TestMemoryAbove(t *testing.T) {
 	}
 }
 
-// TestMemoryAboveSlice: a slice lies in the slices that its name begins with.
+// TestMemoryAboveSlice: a slice lies in the slices that its name begins with. In a hybrid tree v1 limits
+// the steps.
 func TestMemoryAboveSlice(t *testing.T) {
 	mount := t.TempDir()
 	for i, dir := range []string{"hpc.slice/hpc-big.slice", "system.slice", "."} {
@@ -56,6 +57,10 @@ func TestMemoryAboveSlice(t *testing.T) {
 		if got, file := MemoryAbove(&cgroupTracker{scope: &scope{slice: slice, mount: mount}}); got != want {
 			t.Errorf("CgroupSlice=%q: %d of %q, want %d", slice, got, file, want)
 		}
+	}
+	v1 := proctrack.RootConfig{V1: map[string]string{"memory": filepath.Join(mount, "hpc.slice/hpc-big.slice")}}
+	if got, file := MemoryAbove(&cgroupTracker{roots: v1, scope: &scope{mount: mount}}); got != 1 {
+		t.Errorf("in a hybrid tree: %d of %q, want the limit of v1", got, file)
 	}
 }
 

@@ -170,8 +170,9 @@ func (t *cgroupTracker) enterScope() error {
 	dir, err := t.scope.ensure(context.Background())
 	if err != nil {
 		t.back("scope of systemd for the steps", err.Error())
+		_, counted := MemoryAbove(t) // in what jobs are given
 		t.scope = nil
-		if limit, file := MemoryAbove(t); file != "" { // jobs are given what the scope's slice allows
+		if limit, file := MemoryAbove(t); file != counted && file != "" {
 			t.back("memory limit of the scope", fmt.Sprintf("%s allows noded and all steps together %d MB", file, limit>>20))
 		}
 		return nil
