@@ -73,7 +73,7 @@ func TestMemoryWithoutScope(t *testing.T) {
 	}
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	tr := &cgroupTracker{announcer: &announcer{log: log}, roots: proctrack.RootConfig{Parent: dir}, scope: &scope{mount: dir, patience: 1}}
+	tr := &cgroupTracker{announcer: &announcer{log: log}, roots: proctrack.RootConfig{Parent: dir}, scope: &scope{mount: t.TempDir(), patience: 1}}
 	if err := tr.enterScope(); err != nil {
 		t.Fatal(err)
 	}
