@@ -136,6 +136,14 @@ func cases() map[string]struct {
 				r.Tasks[i].ExitCode, r.Tasks[i].Status = nil, nil
 			}
 		}), nil},
+		"its slurmstepd was killed": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Reason, r.ExitCode, r.StepdLost, r.Node = "slurmstepd has died (slurmd's log and the kernel's may say why), and its keeper has killed the step", ptr(1), true, "n2"
+			r.Tasks[0].ExitCode, r.Tasks[0].Status = nil, nil
+		}), nil},
+		"another node was lost": {ran(step.Failed, 1, func(r *step.Record) {
+			r.Reason, r.ExitCode, r.Aborted, r.Node = `lost node "n2" (node 1 of the step): read: connection reset by peer`, ptr(1), true, "n1"
+			r.Tasks[0].End(step.SignaledBy(15))
+		}), []eventlog.Event{at(-5, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15), Text: "x"})}},
 		"prolog that fails": {ran(step.Failed, 1, func(r *step.Record) {
 			r.Started, r.ExitCode = nil, ptr(1)
 			r.Tasks[0] = step.Task{State: step.TaskFailed}

@@ -330,17 +330,30 @@ func (e *explainer) state() {
 		}
 		e.add(f)
 	}
-	if r.State == step.NodeFail {
-		e.add(Finding{Kind: KindNode, Text: r.Reason, Hint: "it may be started again as it was; the log of noded, or of slurmd, has more"})
+	switch {
+	case lostNode(r):
+		e.add(Finding{Kind: KindNode, Text: r.Reason, Hint: "it may be started again as it was; the log of that node's slurmd has more"})
+	case r.State == step.NodeFail, r.State == step.Failed && r.StepdLost && r.Reason != "":
+		text := r.Reason
+		if r.Node != "" { // a step over several nodes has a record on each
+			text = r.Node + ": " + text
+		}
+		e.add(Finding{Kind: KindNode, Text: text, Hint: "it may be started again as it was; the log of noded, or of slurmd, has more"})
 	}
 	if r.Drain != "" {
 		e.add(Finding{Kind: KindDrain, Text: "node drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
 	}
 }
 
+// lostNode reports whether a step over several nodes was ended since it has lost another one
+// (stepnet.LostError).
+func lostNode(rec *step.Record) bool {
+	return rec.State == step.Failed && strings.HasPrefix(rec.Reason, "lost node ")
+}
+
 // aborted reports an MPI program that has ended itself.
 func (e *explainer) aborted() {
-	if e.rec.Aborted && e.rec.Reason != "" {
+	if e.rec.Aborted && e.rec.Reason != "" && !lostNode(e.rec) {
 		text := e.rec.Reason
 		if _, rest, ok := strings.Cut(text, ": MPI rank "); ok { // the code is on the line before, and the rank twice
 			text = "MPI rank " + rest

@@ -297,3 +297,43 @@ func TestRootPeersLost(t *testing.T) {
 		runPeers(t, c, "until [ $(sinfo -h -o %T | sort -u) = idle ]; do sleep 0.1; done")
 	}
 }
+
+// TestRootPeersLostExplained: of a step over three nodes of which one has lost its step daemon, explain
+// says on each of them which node that is.
+func TestRootPeersLostExplained(t *testing.T) {
+	t.Parallel()
+	c, _ := startPeers(t, "")
+	node := c.Nodes()[1]
+	cmd := c.Command(t.Context(), "alice", "timeout", "150", "sh", "-c", "exec srun -Q -N3 -n6 --mpi=pmi2 $DIR/fences 0 >out 2>&1")
+	must(t, cmd.Start())
+	var id string
+	eventually(t, time.Minute, func() error {
+		if text, _ := os.ReadFile(c.Path("work/alice/out")); !strings.Contains(string(text), "fencing") {
+			return errors.New("the ranks do not fence")
+		}
+		out, err := c.Command(t.Context(), "alice", "squeue", "-h", "-o", "%A").Output()
+		id = strings.TrimSpace(string(out)) + ".0"
+		for _, n := range c.Nodes() {
+			if _, missing := os.Stat(c.Spool(n) + "/stepd/" + id + ".json"); missing != nil {
+				err = missing // it is written when the step has run for a while
+			}
+		}
+		return err
+	})
+	kill(t, named(ofSteps(nodeSpace(t, c, node)), "slurmstepd"), unix.SIGKILL)
+	if err := cmd.Wait(); err == nil {
+		t.Error("srun ended well")
+	}
+	for _, n := range c.Nodes() {
+		gone(t, c, n)
+		want := "node: lost node \"" + node + "\""
+		if n == node {
+			want = "node: " + node + ": slurmstepd has died"
+		}
+		out, err := exec.Command(filepath.Join(programs(t), "stepctl"), "explain", "--spool", c.Spool(n), id).CombinedOutput()
+		t.Logf("on %s: %v\n%s", n, err, out)
+		if err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("on %s explain does not say %q: %v\n%s", n, want, err, out)
+		}
+	}
+}
