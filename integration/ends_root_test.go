@@ -151,7 +151,7 @@ func TestRootTaskHookExits(t *testing.T) {
 						contains(t, "stderr", r.err, fmt.Sprintf("%s (rank %d): called exit(%d)", plugin, rank, code))
 					}
 					contains(t, "reason", doc.Reason, plugin, fmt.Sprintf("called exit(%d)", code))
-					contains(t, "explain", n.ctl(t, "explain", doc.id()).out, plugin, fmt.Sprintf("called exit(%d)", code))
+					contains(t, "explain", n.ctl(t, "explain", doc.id()).out, strings.Replace(plugin, "plugin ", "plugin: ", 1), fmt.Sprintf("called exit(%d)", code))
 				})
 			}
 		}

@@ -62,7 +62,7 @@ func TestRootRecordOfAFailure(t *testing.T) {
 			if c.reason == "" {
 				return
 			}
-			hook, _, _ := strings.Cut(c.reason, ":") // the event log and the record have the rest in words of their own
+			hook, _, _ := strings.Cut(strings.TrimPrefix(c.reason, "plugin "), ":") // the event log and the record have the rest in words of their own
 			if r := n.ctlRoot(t, "explain", rec.id()); !strings.Contains(strings.ReplaceAll(r.out, "\n", ""), hook) {
 				t.Errorf("explain does not name %q: %v", hook, r)
 			}
