@@ -44,6 +44,8 @@ type Config struct {
 	// Cores are the cores of the CPUs by socket and number; nil where they are not
 	// known: requests for cores have then no effect here.
 	Cores []selection.Core
+	// Policy is what of them one job has for itself.
+	Policy selection.Policy
 	// Memory is how it is given out; without MB no job can ask for any. Gres are
 	// the node's generic resources.
 	Memory selection.Memory

@@ -94,6 +94,7 @@ func New(cfg Config) (*Node, error) {
 		leaveMax: leaveMax, reserveMax: reserveMax, askMax: askMax, killStepd: (*child.Process).Kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
+	n.reg.has.SetPolicy(cfg.Policy)
 	n.gate = n.reg.gate
 	n.reg.users.limits, n.reg.users.all = cfg.PerUser, cfg.AllSteps
 	n.reg.log = n.log

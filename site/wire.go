@@ -61,7 +61,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 		RunDir:  s.Run, SpoolDir: s.Spool, SlurmdSpool: s.conf.SlurmdSpoolDir, Log: log, StepdLog: logFile, StepdPath: stepd, Programs: []string{stepd, spankhost},
 		NodeName: s.conf.Node.Name, Site: s.steps(has.unbindable, log),
 
-		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.usable()), Gres: gres,
+		CPUs: has.cpus, Policy: selection.Policy{Unit: selection.Unit(s.conf.Unit()), OneTaskPerCore: s.conf.OneTaskPerCore()}, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.usable()), Gres: gres,
 		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Binding: binding, Preview: s.preview,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
 

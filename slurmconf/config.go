@@ -201,6 +201,30 @@ func (c *Config) MemoryIsConsumable() bool {
 	})
 }
 
+// Unit is what one job has for itself of the node: "node" with select/linear, else what the CR_ word
+// of SelectTypeParameters says: "cpu", "core" or "socket". Where that key is not set it is "core", as
+// in Slurm, and "cpu" where it has none of these words.
+func (c *Config) Unit() string {
+	switch {
+	case c.SelectType == "select/linear":
+		return "node"
+	case c.SelectTypeParameters == nil:
+		return "core"
+	}
+	for _, w := range c.SelectTypeParameters {
+		unit, _ := strings.CutSuffix(strings.ToLower(w), "_memory")
+		if unit, ok := strings.CutPrefix(unit, "cr_"); ok && (unit == "core" || unit == "socket") {
+			return unit
+		}
+	}
+	return "cpu"
+}
+
+// OneTaskPerCore reports whether SelectTypeParameters has CR_ONE_TASK_PER_CORE.
+func (c *Config) OneTaskPerCore() bool {
+	return slices.ContainsFunc(c.SelectTypeParameters, func(w string) bool { return strings.EqualFold(w, "CR_ONE_TASK_PER_CORE") })
+}
+
 // Load reads slurm.conf at path and the files beside it. hostname is this
 // machine's name, full or short; it finds the node's own line. With path ""
 // nothing is read and every value is its default, which is a valid

@@ -49,7 +49,7 @@ func (l *loader) slurmKeys() keySet {
 		"jobacctgathertype":             parsed(&c.JobAcctGatherType, oneOf([]string{"jobacct_gather/", "acct_gather/"}, "none", "linux", "cgroup")),
 		"jobacctgatherfrequency":        frequency(&c.JobAcctGatherFrequency),
 		"jobacctgatherparams":           parsed(&c.JobAcctGatherParams, acctParams),
-		"selecttype":                    text(&c.SelectType),
+		"selecttype":                    parsed(&c.SelectType, selectType),
 		"selecttypeparameters":          parsed(&c.SelectTypeParameters, selectParams),
 		"defmempercpu":                  memory(&c.DefMemPerCPU),
 		"defmempernode":                 memory(&c.DefMemPerNode),
@@ -143,12 +143,27 @@ func prologFlags(v string) ([]string, *flaw) {
 	return told, f
 }
 
-// selectParams: one of the CR_ words reports whether memory is given out; most
-// others are the controller's.
+// selectType is a plugin of Slurm's that chooses within a node: cons_res is cons_tres of releases
+// before 23.11.
+func selectType(v string) (string, *flaw) {
+	word, f := oneOf([]string{"select/"}, "linear", "cons_tres", "cons_res")(v)
+	return "select/" + word, f
+}
+
+// selectParams: the CR_ words report what is given out to one job alone. Others choose among
+// nodes, or are of gres that several jobs share.
 func selectParams(v string) ([]string, *flaw) {
-	return flags(v, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
+	all, f := flags(v, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_board", "cr_board_memory", "cr_memory",
 		"cr_one_task_per_core", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
 		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres")
+	none := []string{"cr_board", "cr_board_memory", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
+		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres"}
+	for _, w := range all {
+		if f == nil && slices.Contains(none, strings.ToLower(w)) {
+			f = &flaw{SeverityWarning, fmt.Sprintf("flag %q has no effect on the choice within one node", w), ""}
+		}
+	}
+	return all, f
 }
 
 // flags warns of words that no release has had, since a newer one may.

@@ -18,8 +18,8 @@ var anyValue = map[string]string{
 	"unkillablestepprogram": "a path",
 	"partitionname":         "a name, which nothing here depends on",
 	// Words of the controller's, or of newer releases.
-	"selecttype": "of the controller's", "interactivestepoptions": "options, which alloc reads",
-	"bcastaddr": "the controller's", "suspendtime": "the controller's", "feature": "the controller's", "features": "the controller's", "state": "the controller's", "weight": "the controller's",
+	"interactivestepoptions": "options, which alloc reads",
+	"bcastaddr":              "the controller's", "suspendtime": "the controller's", "feature": "the controller's", "features": "the controller's", "state": "the controller's", "weight": "the controller's",
 	"tmpdisk": "the controller's", "nodeaddr": "the controller's", "port": "the controller's", "reason": "the controller's", "parameters": "the controller's", "restrictedcorespergpu": "the controller's",
 	"topology": "the controller's", "tresweights": "the controller's", "gresconf": "the controller's",
 	// Keys that are listed as ignored.

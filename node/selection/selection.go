@@ -46,8 +46,9 @@ func New(cpus []int, mem Memory, gres []Gres, cores ...Core) *Node {
 
 // Clone returns a copy, on which a choice can be tried.
 func (r *Node) Clone() *Node {
-	cpus := &cpuPool{cpus: r.cpus.cpus, uses: maps.Clone(r.cpus.uses), cores: r.cpus.cores}
-	return &Node{cpus, r.mem, &gresPool{items: slices.Clone(r.gres.items)}}
+	cpus := *r.cpus
+	cpus.uses = maps.Clone(cpus.uses)
+	return &Node{&cpus, r.mem, &gresPool{items: slices.Clone(r.gres.items)}}
 }
 
 // Take chooses a job's share. waits reports that the release of another job's share may change
@@ -119,7 +120,9 @@ type Job struct {
 
 // Job returns the resources of a job of this share, of which no step has any.
 func (r *Node) Job(sh Share) *Job {
-	return &Job{&r.mem, newCPUPool(sh.CPUs, coresOf(r.cpus.cores, sh.CPUs)...), newCPUPool(sh.CPUs), jobGresPool(sh.Gres), sh}
+	cpus := newCPUPool(sh.CPUs, coresOf(r.cpus.cores, sh.CPUs)...)
+	cpus.Policy = r.cpus.Policy
+	return &Job{&r.mem, cpus, newCPUPool(sh.CPUs), jobGresPool(sh.Gres), sh}
 }
 
 // TakeCPUs chooses a step's CPUs: the CPUs that the other steps use least, or, with alone,
@@ -133,7 +136,7 @@ func (j *Job) TakeCPUs(req *step.Request, alone bool) (cpus []int, ok bool, err 
 	if len(free) < j.Wanted(req) {
 		return nil, false, nil
 	}
-	sub := &cpuPool{cpus: free, uses: j.cpus.uses, cores: coresOf(j.cpus.cores, free)}
+	sub := &cpuPool{cpus: free, uses: j.cpus.uses, cores: coresOf(j.cpus.cores, free), Policy: j.cpus.Policy}
 	if cpus, err = sub.shareFor(req); err != nil {
 		return nil, false, nil
 	}
@@ -297,6 +300,7 @@ type cpuPool struct {
 	uses map[int]int // CPU -> jobs that have it
 	// cores are the CPUs' cores in their order; nil where they are not known.
 	cores []Core
+	Policy
 }
 
 func newCPUPool(cpus []int, cores ...Core) *cpuPool {
@@ -440,17 +444,20 @@ func (u coreUse) pick(cores []Core) (cpus []int, room int) {
 }
 
 // takeFor gives a job the CPUs that req asks for, as take: whole free cores, where
-// it says how cores are used.
+// it says how cores are used, and whole units of the policy.
 func (p *cpuPool) takeFor(req *step.Request) ([]int, error) {
-	u, ok := coreUseOf(req)
-	if !ok || req.Overcommit || len(p.cores) == 0 || u.cpus > p.free() {
-		return p.take(req.NTasks*req.CPUsPerTask, req.Overcommit)
+	u, ok := p.coreUseOf(req)
+	switch {
+	case req.Overcommit, u.cpus > len(p.cpus):
+		return p.take(u.cpus, req.Overcommit)
+	case p.Unit == UnitNode:
+		return p.takeAll(u, ok)
+	case !ok, len(p.cores) == 0, u.cpus > p.free():
+		return p.take(u.cpus, false)
 	}
-	free := slices.DeleteFunc(slices.Clone(p.cores), func(c Core) bool {
-		return slices.ContainsFunc(c.CPUs, func(cpu int) bool { return p.uses[cpu] > 0 })
-	})
+	free := p.freeUnits()
 	got, room := u.pick(free)
-	if got == nil {
+	if got = p.whole(got); got == nil {
 		return nil, fmt.Errorf("%s: with %s there is room for %s on %d free cores of %d; --overcommit shares CPUs among tasks", Needs(u.cpus), u.words, CountCPUs(room), len(free), len(p.cores))
 	}
 	p.hold(got)
@@ -463,7 +470,7 @@ func (p *cpuPool) shareFor(req *step.Request) ([]int, error) {
 	if req.Binding.Whole {
 		return p.take(len(p.cpus), true)
 	}
-	u, ok := coreUseOf(req)
+	u, ok := p.coreUseOf(req)
 	if ok && !req.Overcommit && len(p.cores) > 0 {
 		least := slices.Clone(p.cores)
 		slices.SortStableFunc(least, func(a, b Core) int { return p.used(a) - p.used(b) })
