@@ -39,7 +39,7 @@ go-programs:
 # What a new machine lacks. Packages are asked for only where one is missing,
 # so that a second run needs no network.
 BUILD_PKGS := gcc libc6-dev make
-TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format graphviz libslurm-dev passwd util-linux procps libasan8 libubsan1 \
+TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format graphviz libslurm-dev passwd util-linux procps curl libasan8 libubsan1 \
               mpich libmpich-dev libpmi2-0 libpmi2-0-dev openmpi-bin libopenmpi-dev libpmix-dev libpmix-bin \
               qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static tmux \
               bash-completion zsh fish groff-base mandoc bindfs munge

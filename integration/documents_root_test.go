@@ -172,7 +172,7 @@ func newReader(t *testing.T) *reader {
 	share, err := filepath.Abs("..")
 	must(t, err)
 	pairs := []string{
-		"/etc/stepd", n.dir, "/usr/lib/slurm", plugins,
+		"/etc/stepd", n.dir, "/usr/lib/slurm", plugins, "/run/stepd/noded.sock", n.socket(),
 		"/usr/share/doc/stepd/examples", filepath.Join(share, "examples"), "/usr/include/stepd", filepath.Join(share, "spank/host/include"),
 	}
 	var turned []string
