@@ -6,5 +6,5 @@ sed -n 's/.*matrix\\t\([^\\]*\)\\t\([^\\]*\)\\t\([^\\]*\)\\t.*/\1 \2 \3/p' "$1" 
 	END {
 		printf "%-20s", "check"; for (i = 1; i <= n; i++) printf "%-10s", releases[i]; print ""
 		for (j = 1; j <= m; j++) { printf "%-20s", ids[j]; for (i = 1; i <= n; i++) printf "%-10s", verdict[ids[j], releases[i]]; print "" }
-		for (i = 1; i <= n; i++) printf "%s: %d same, %d intended, %d differ\n", releases[i], count[releases[i], "same"], count[releases[i], "intended"], count[releases[i], "DIFFERS"]
+		for (i = 1; i <= n; i++) printf "%s: %d same, %d intended, %d differ, %d not run\n", releases[i], count[releases[i], "same"], count[releases[i], "intended"], count[releases[i], "DIFFERS"], count[releases[i], "not-run"]
 	}'

@@ -226,10 +226,12 @@ func compareAll(t *testing.T, release string, wanted func(check) bool) {
 	only := strings.Fields(strings.ReplaceAll(os.Getenv("CHECKS"), ",", " "))
 	bySite := map[string][]check{}
 	for _, c := range readChecks(t) {
-		if cluster.Sites[c.site].Accounting && release != cluster.AccountingRelease {
+		if !slices.Contains(only, c.id) && (len(only) > 0 || !wanted(c)) {
 			continue
 		}
-		if slices.Contains(only, c.id) || len(only) == 0 && wanted(c) {
+		if cluster.Sites[c.site].Accounting && release != cluster.AccountingRelease {
+			t.Logf("matrix\t%s\t%s\tnot-run\tslurmdbd of the release does not run here", release, c.id)
+		} else {
 			bySite[c.site] = append(bySite[c.site], c)
 		}
 	}
