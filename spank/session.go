@@ -180,7 +180,9 @@ func (s *Session) watched(call func() error) error {
 		defer wg.Wait()
 		defer close(done)
 	}
-	return s.explain(call())
+	err := call()
+	s.host.drainLog() // what the plugins have said comes before what the caller says of it
+	return s.explain(err)
 }
 
 // bound kills the host when a hook overruns its time, or when the host is stopped for too long. A

@@ -165,6 +165,25 @@ func TestSessionLocal(t *testing.T) {
 	}
 }
 
+// TestSessionOrder: what a plugin says in a call is passed on before the call returns.
+func TestSessionOrder(t *testing.T) {
+	so, h := sessionPlugin(t), &heard{}
+	s := open(t, ContextLocal, so, h)
+	options, err := s.Init()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		if err := s.Give(options[1], fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+		if said, want := h.all(), fmt.Sprintf("option 2=%d remote=0", i); said[len(said)-1] != want {
+			t.Fatalf("after call %d the last word is %q", i, said[len(said)-1])
+		}
+	}
+	finish(t, s)
+}
+
 func TestSessionAllocator(t *testing.T) {
 	so, h := sessionPlugin(t), &heard{}
 	s := open(t, ContextAllocator, so, h, "init_post_opt=rc:-1")
