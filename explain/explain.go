@@ -95,7 +95,7 @@ func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanat
 	}
 	x.Findings = e.found
 	if n := len(x.Findings) - findingsMax; n > 0 {
-		x.Findings = append(slices.Clip(x.Findings[:findingsMax]), Finding{Kind: KindDropped, Text: fmt.Sprintf("%d further findings are not listed", n)})
+		x.Findings = append(slices.Clip(x.Findings[:findingsMax]), Finding{Kind: KindDropped, Text: fmt.Sprintf("findings that are not listed: %d", n)})
 	}
 	if x.Findings == nil {
 		x.Findings = []Finding{}

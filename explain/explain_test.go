@@ -399,7 +399,7 @@ func TestFindingsAreBounded(t *testing.T) {
 		}
 	})
 	x := Explain(rec, nil, t0)
-	if last := x.Findings[len(x.Findings)-1]; len(x.Findings) != findingsMax+1 || last.Kind != KindDropped || last.Text != "160 further findings are not listed" {
+	if last := x.Findings[len(x.Findings)-1]; len(x.Findings) != findingsMax+1 || last.Kind != KindDropped || last.Text != "findings that are not listed: 160" {
 		t.Errorf("%d findings, the last %+v", len(x.Findings), last)
 	}
 }

@@ -293,7 +293,7 @@ func (e *explainer) memory() {
 	const most = 8
 	for i, k := range e.rec.OOM {
 		if i == most {
-			e.add(Finding{Kind: KindMemory, Text: fmt.Sprintf("%d more processes were killed for want of memory", len(e.rec.OOM)-most)})
+			e.add(Finding{Kind: KindMemory, Text: fmt.Sprintf("and %d more, killed for want of memory", len(e.rec.OOM)-most)})
 			break
 		}
 		f := Finding{Kind: KindMemory, Text: strings.Replace(k.String(), "Out Of Memory: ", "", 1)}

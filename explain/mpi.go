@@ -157,7 +157,7 @@ func (e *explainer) tellMissing(m *MPI, missing map[int]bool) {
 		m.Text = append(m.Text, one.Text)
 	}
 	if n := m.MissingTotal - len(m.Missing); n > 0 {
-		m.Text = append(m.Text, fmt.Sprintf("%d more are waited for", n))
+		m.Text = append(m.Text, fmt.Sprintf("and %d more", n))
 	}
 }
 

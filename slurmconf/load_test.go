@@ -293,7 +293,7 @@ func TestUnsupportedKeys(t *testing.T) {
 
 func TestProblemsAreBounded(t *testing.T) {
 	_, probs, _ := load(t, map[string]string{"slurm.conf": strings.Repeat("junk\n", 3*problemsMax)})
-	if len(probs) != problemsMax+1 || !strings.Contains(probs[problemsMax].Text, "2000 further problems") {
+	if len(probs) != problemsMax+1 || !strings.Contains(probs[problemsMax].Text, "not listed: 2000") {
 		t.Errorf("%d problems, the last %q", len(probs), probs[len(probs)-1])
 	}
 }

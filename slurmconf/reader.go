@@ -434,7 +434,7 @@ func (ps *problems) all() []Problem {
 	if ps.dropped == 0 {
 		return ps.list
 	}
-	return append(ps.list, Problem{Severity: SeverityError, Text: fmt.Sprintf("%d further problems are not listed", ps.dropped)})
+	return append(ps.list, Problem{Severity: SeverityError, Text: fmt.Sprintf("problems that are not listed: %d", ps.dropped)})
 }
 
 // meantKey returns the key of the set that was probably meant: at most two

@@ -70,7 +70,7 @@ func TestOutOfMemoryForEver(t *testing.T) {
 			told = append(told, line)
 		}
 	}
-	if len(told) != oomReportedMax || !slices.Contains(r.said, "stepd-vm: error: 7 more processes were killed for want of memory") {
+	if len(told) != oomReportedMax || !slices.Contains(r.said, "stepd-vm: error: and 7 more, killed for want of memory") {
 		t.Errorf("%d were told of; last %q", len(told), r.said[len(r.said)-1])
 	}
 }

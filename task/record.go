@@ -241,7 +241,7 @@ func (t *teardown) reportMoreOOM() {
 	more := t.ledger.oomKills - oomReportedMax
 	t.ledger.mu.Unlock()
 	if more > 0 {
-		t.messages.sayError(fmt.Sprintf("%d more processes were killed for want of memory", more))
+		t.messages.sayError(fmt.Sprintf("and %d more, killed for want of memory", more))
 	}
 }
 

@@ -77,6 +77,16 @@ func UseManual(root *cobra.Command) {
 		_, err := fmt.Fprint(c.OutOrStderr(), PageOf(c).Text(styleOf(os.Stderr)))
 		return err
 	})
+	root.SetHelpCommand(&cobra.Command{
+		Use: "help [COMMAND]", Hidden: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 { // cobra's own word for it is a screen of help, and exit code 0
+				return fmt.Errorf("unknown command %q: see %s --help", strings.Join(args, " "), root.Name())
+			}
+			return c.Help()
+		},
+	})
 }
 
 // styleOf is how a help screen is to look in a file.

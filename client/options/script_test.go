@@ -109,6 +109,9 @@ func TestUnused(t *testing.T) {
 	if want := (unused{"partition", "exclusive", "account", "qos", "mail-type"}); !slices.Equal(o.unused, want) {
 		t.Errorf("got %q, want %q", o.unused, want)
 	}
+	if err := c.ParseFlags([]string{"-s", "-S2", "--cpu-freq=high", "--time-min=5", "-B", "2:4", "--get-user-env"}); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestGPUs(t *testing.T) {

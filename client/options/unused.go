@@ -9,7 +9,8 @@ import (
 	"stepd/client/terminal"
 )
 
-// An unusedOption is one of srun, sbatch or salloc that is for a queue or for several nodes.
+// An unusedOption is one of srun, sbatch or salloc that is for a queue, for several nodes, or for what
+// a controller decides (how a CPU or GPU is clocked, how nodes are chosen and prepared).
 // It is accepted, so that a site's scripts run as they are, and has no effect here.
 type unusedOption struct {
 	name, short string
@@ -18,27 +19,51 @@ type unusedOption struct {
 
 var unusedOptions = []unusedOption{
 	{name: "account", short: "A"},
+	{name: "bb"},
+	{name: "bbf"},
+	{name: "cluster-constraint"},
 	{name: "clusters", short: "M"},
 	{name: "comment"},
 	{name: "constraint", short: "C"},
 	{name: "contiguous", bare: true},
+	{name: "core-spec", short: "S"},
+	{name: "cores-per-socket"},
+	{name: "cpu-freq"},
 	{name: "deadline"},
 	{name: "delay-boot"},
 	{name: "exclusive", bare: true},
+	{name: "extra"},
+	{name: "extra-node-info", short: "B"},
+	{name: "get-user-env", bare: true},
+	{name: "gpu-freq"},
+	{name: "gres-flags"},
+	{name: "ignore-pbs", bare: true},
 	{name: "licenses", short: "L"},
 	{name: "mail-type"},
 	{name: "mail-user"},
 	{name: "mcs-label"},
+	{name: "mincpus"},
+	{name: "network"},
 	{name: "nice", bare: true},
+	{name: "oversubscribe", short: "s", bare: true},
 	{name: "partition", short: "p"},
+	{name: "power"},
 	{name: "prefer"},
 	{name: "priority"},
+	{name: "profile"},
 	{name: "qos"}, // -q is sbatch's qos and srun's quit-on-interrupt
 	{name: "reboot", bare: true},
 	{name: "reservation"},
+	{name: "resv-ports", bare: true},
+	{name: "segment"},
+	{name: "sockets-per-node"},
 	{name: "spread-job", bare: true},
 	{name: "switches"},
+	{name: "thread-spec"},
+	{name: "time-min"},
+	{name: "tmp"},
 	{name: "use-min-nodes", bare: true},
+	{name: "wait-all-nodes"},
 	{name: "wckey"},
 }
 

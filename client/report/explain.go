@@ -118,7 +118,7 @@ func explainWaits(w io.Writer, s source, job uint32, steps, width int) error {
 	}
 	for i := range waits[:min(len(waits), waitsMax)] {
 		r := &waits[i]
-		text := fmt.Sprintf("waits: %s, %d tasks, waits since %s for %s", printable.Line(r.Name, 20), r.NTasks, r.Since.Format(time.RFC3339), printable.Line(r.For, 0))
+		text := fmt.Sprintf("waits: %s, %s, waits since %s for %s", printable.Line(r.Name, 20), Plural(r.NTasks, "task"), r.Since.Format(time.RFC3339), printable.Line(r.For, 0))
 		if width < 40 {
 			width = math.MaxInt
 		}
@@ -248,7 +248,6 @@ func TimelineCommand(d *client.Dialer) *cobra.Command {
 	}
 	c.Flags().StringVar(&svg, "svg", "", "draw it as a picture (SVG) into `FILE`; - is standard output")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
-	c.MarkFlagsMutuallyExclusive("svg", "json")
 	from.flag(c.Flags())
 	return c
 }

@@ -121,7 +121,7 @@ func sampling(rec *step.Record) string {
 	if u.Sampled() {
 		s += fmt.Sprintf(", every %d s", u.FrequencyS)
 	}
-	return s + fmt.Sprintf(", %d samples", u.Samples)
+	return s + ", " + Plural(u.Samples, "sample")
 }
 
 func statLine(t *table, rank, pid string, u *step.Used) {

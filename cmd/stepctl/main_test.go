@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -149,6 +150,25 @@ func TestArguments(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = c.ValidateArgs(args)
+		if want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
+			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}
+
+// help with no verb's name is an error, as that name alone is.
+func TestHelpOfNothing(t *testing.T) {
+	for line, want := range map[string]string{
+		"help xyzzy": `unknown command "xyzzy": see stepctl --help`, "help node xyzzy": `unknown command "node xyzzy": see stepctl --help`, "help ps": "",
+	} {
+		root := newRoot(&client.Dialer{})
+		root.SetArgs(strings.Fields(line))
+		root.SetOut(io.Discard)
+		root.SilenceErrors, root.SilenceUsage = true, true
+		err := root.Execute()
+		if err != nil {
+			err = options.UnknownVerb(root, err)
+		}
 		if want == "" && err != nil || want != "" && (err == nil || err.Error() != want) {
 			t.Errorf("%q: got %v, want %q", line, err, want)
 		}

@@ -198,7 +198,7 @@ func (s *Server) logRefused(payer, uid uint32, format string, args ...any) {
 	}
 	log := s.Log.WithField("uid", uid)
 	if silent > 0 {
-		log.Infof("%d further requests were refused, and not told here", silent)
+		log.Infof("requests refused since, and not logged: %d", silent)
 	}
 	log.Info(fmt.Sprintf(format, args...))
 }
