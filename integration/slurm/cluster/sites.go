@@ -135,7 +135,9 @@ exec "$@"
 )
 
 // runc is oci.conf of the runtime runc, as Slurm's own example: of its command run, or of create
-// with runcStart. bundle makes b in the folder where it is called, a bundle of busybox for its user.
+// with runcStart. bundle makes b in the folder where it is called, a bundle of busybox for its user,
+// with the places of runc's mounts: of several that begin at once each would make them, and all but
+// one fail ("mkdirat …: file exists").
 const (
 	runc = `RunTimeQuery="runc --rootless=true --root=/tmp/runc-%%u state %%n.%%u.%%j.%%s.%%t"
 RunTimeKill="runc --rootless=true --root=/tmp/runc-%%u kill -a %%n.%%u.%%j.%%s.%%t"
@@ -145,7 +147,7 @@ RunTime%[1]s="runc --rootless=true --root=/tmp/runc-%%u %[1]s %%n.%%u.%%j.%%s.%%
 	runcStart = `RunTimeStart="runc --rootless=true --root=/tmp/runc-%u start %n.%u.%j.%s.%t"
 `
 	bundle = `#!/bin/sh -e
-mkdir -p b/rootfs/bin
+mkdir -p b/rootfs/bin b/rootfs/dev b/rootfs/proc b/rootfs/sys b/rootfs/var/run/slurm
 cp /bin/busybox b/rootfs/bin
 for a in sh cat env hostname id ps sleep stat stty tty; do ln -sf busybox b/rootfs/bin/$a; done
 cd b
