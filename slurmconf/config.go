@@ -99,8 +99,8 @@ type Config struct {
 	JobAcctGatherFrequency time.Duration
 	JobAcctGatherParams    JobAcctGatherParams
 
-	// SelectType and SelectTypeParameters report whether memory is given out: see
-	// MemoryIsConsumable.
+	// SelectType and SelectTypeParameters say what a job has for itself, and whether memory is given
+	// out: see Unit, OneTaskPerCore and MemoryIsConsumable.
 	SelectType           string // default "select/cons_tres"
 	SelectTypeParameters []string
 	// DefMemPerCPU and DefMemPerNode are the memory of a step that asks for none,

@@ -24,11 +24,6 @@ func (b *bench) rateTable() error {
 	defer n.stop()
 	slurm, slurmErr := b.slurm()
 	w := b.table("steps per second\tclients\tN\tmedian\tp10\tpeer\tpeer's median\tratio")
-	type cpuRow struct {
-		clients     int
-		of          []series
-		alone, peer series
-	}
 	var cpus []cpuRow
 	for _, clients := range []int{1, 2, 8} {
 		of, cpu := make([]series, len(n)), cpuRow{clients: clients, of: make([]series, len(n))}
@@ -72,9 +67,21 @@ func (b *bench) rateTable() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	w = b.table("CPU time a step\tclients\tN\tmedian\tp90\tfork and exec alone\tsrun in a job\tratio")
-	for _, c := range cpus {
-		what := "all processes and the kernel, one task that ends at once"
+	return b.cpuTable(cpus, rounds, slurmErr)
+}
+
+// cpuRow is what one program costs so many clients: a step, the program alone, and srun's.
+type cpuRow struct {
+	clients     int
+	of          []series
+	alone, peer series
+}
+
+// cpuTable is the second one of rateTable; slurmErr is why there is no peer.
+func (b *bench) cpuTable(rows []cpuRow, rounds int, slurmErr error) error {
+	w := b.table("CPU time a step\tclients\tN\tmedian\tp90\tfork and exec alone\tsrun in a job\tratio")
+	const what = "all processes and the kernel, one task that ends at once"
+	for _, c := range rows {
 		if b.base != "" {
 			b.beside(w, fmt.Sprintf("%s, %d clients", what, c.clients), 1, c.of, ms)
 			continue

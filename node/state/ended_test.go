@@ -99,7 +99,7 @@ func TestForgetBehindHeaviest(t *testing.T) {
 	add(2, 5, 0, 10)
 	add(3, 4, now, 10)
 	if gone := e.forget(now, age, 5); len(gone) != 5 || gone[0].Job != 2 || e.byUser[3] == nil {
-		t.Errorf("beyond the number of steps %v are forgotten, want those of user 2", gone)
+		t.Errorf("beyond the number of steps %v are forgotten, want user 2's", gone)
 	}
 	add(1, 1, now, 900)
 	add(2, 12, now, 50)
