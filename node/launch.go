@@ -146,6 +146,8 @@ func (l *launching) start(ctx context.Context, prolog bool) error {
 			return err
 		}
 	}
+	// Not before the prolog, which is the site's, and takes as long as it takes.
+	l.turn()
 	ns, err := n.cfg.Containers.Join(f.id.Job)
 	if err != nil {
 		return err
@@ -176,6 +178,25 @@ func (l *launching) start(ctx context.Context, prolog bool) error {
 	}
 	f.addToContainer()
 	return nil
+}
+
+// turn waits until it is the user's turn to launch a step. The turn ends with the launch.
+func (l *launching) turn() {
+	n, uid := l.n, l.spec.User.UID
+	select {
+	case <-n.turns.ask(uid, time.Now()):
+	case <-n.stopping: // which must not take as long as the queue
+		return
+	}
+	n.work.Go(func() {
+		defer func() { n.turns.give(uid, time.Now()) }()
+		most := time.NewTimer(turnMax)
+		defer most.Stop()
+		select {
+		case <-l.f.ended:
+		case <-most.C:
+		}
+	})
 }
 
 // describe logs what the step is given, for DebugFlags.

@@ -19,6 +19,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -53,6 +54,7 @@ type Node struct {
 	// published is the file with what clients take from the configuration.
 	published publishedConfig
 	reg       *registry
+	turns     *turns // of launches
 	gate      *health.Gate
 	health    *health.Health
 	places    places
@@ -91,7 +93,7 @@ func New(cfg Config) (*Node, error) {
 	stopping := make(chan struct{})
 	n := &Node{
 		cfg: cfg, log: cfg.Log, boot: boot,
-		leaveMax: leaveMax, reserveMax: reserveMax, askMax: askMax, killStepd: (*child.Process).Kill,
+		turns: newTurns(runtime.NumCPU()), leaveMax: leaveMax, reserveMax: reserveMax, askMax: askMax, killStepd: (*child.Process).Kill,
 		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
 	n.reg.has.SetPolicy(cfg.Policy)
