@@ -48,6 +48,19 @@ func (s *Spec) SeenRank(rank int) int { return s.FirstRank + rank }
 // SeenNodeID is this node's place as the tasks see it.
 func (s *Spec) SeenNodeID() uint32 { return s.FirstNode + s.NodeID }
 
+// MPISpec is the step as its MPI ranks see it: with AllLayout a Spec of all components, else s itself.
+// The CPUs of the job are unknown there, since each component has its own.
+func (s *Spec) MPISpec() *Spec {
+	if s.AllLayout == nil {
+		return s
+	}
+	all := *s
+	all.ID, all.Layout, all.NodeID, all.NTasks = s.AllID, s.AllLayout, s.AllNodeID, s.AllTasks
+	all.Apps, all.JobCPUs, all.JobAllCPUs = nil, "", 0
+	all.FirstNode, all.FirstRank, all.AllTasks, all.AllLayout = 0, 0, 0, nil
+	return &all
+}
+
 // LocalTasks counts this node's tasks.
 func (s *Spec) LocalTasks() int {
 	if s.Layout == nil {

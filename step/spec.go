@@ -61,6 +61,12 @@ type Spec struct {
 	FirstNode uint32 `json:"first_node,omitempty"`
 	FirstRank int    `json:"first_rank,omitempty"`
 	AllTasks  int    `json:"all_tasks,omitempty"`
+	// AllLayout has the nodes and ranks of all components of such a step whose ranks use MPI, nil
+	// elsewhere. AllNodeID is this node's place in it, which is not the one that tasks see, and
+	// AllID the first component's, by which the ranks of all name the step.
+	AllLayout *Layout `json:"all_layout,omitempty"`
+	AllNodeID uint32  `json:"all_node_id,omitempty"`
+	AllID     ID      `json:"all_id,omitzero"`
 	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
 	// none.
 	Parent *ID `json:"parent,omitempty"`

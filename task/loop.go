@@ -413,7 +413,7 @@ func (l *loop) taskEnded(e launch.TaskEnd) {
 	l.reportLaunched()
 	l.d.Audience.TaskExited(rank, status)
 	if l.d.MPI != nil {
-		l.d.MPI.TaskExited(rank, e.Status)
+		l.d.MPI.TaskExited(l.plan.Spec.SeenRank(rank), e.Status)
 	}
 	if l.plan.Spec.KillOnBadExit && status != 0 {
 		l.endBadly(rank, status)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"stepd/eventlog"
@@ -15,34 +16,41 @@ import (
 	"stepd/step/launch"
 )
 
-// prefork gives the step its MPI servers. They may still change the environment that
-// user_init sees.
+// prefork gives the step its MPI servers, which count ranks over all of its components. They may
+// still change the environment that user_init sees.
 func (l *startup) prefork(ctx context.Context) (err error) {
 	if l.d.MPI == nil {
 		return nil
 	}
 	l.push("mpi", l.d.MPI.Close)
+	spec := l.plan.Spec
 	l.mpi, err = l.d.MPI.Prefork(ctx, launch.MPIJob{
-		Spec:     l.plan.Spec,
+		Spec:     spec.MPISpec(),
 		HostPID:  l.host.PID(),
 		Abort:    l.mpiAbort,
 		Log:      func(text string) { l.d.Audience.Log(launch.LogInfo, text) },
-		Progress: l.progress.note,
-		Tasks:    func() []launch.MPITask { return mpiTable(l.Record().Tasks) },
-		Signal:   l.toRanks,
-		Cancel:   func(reason string) { _ = l.Cancel(reason) }, // it has no error
-		Peers:    l.d.Peers,
-		Job:      l.d.Job,
+		Progress: func(rank int, p step.MPIProgress) { l.progress.note(rank-spec.FirstRank, p) },
+		Tasks:    func() []launch.MPITask { return mpiTable(spec, l.Record().Tasks) },
+		Signal: func(ranks []int, sig syscall.Signal) error {
+			own := make([]int, len(ranks))
+			for i, r := range ranks {
+				own[i] = r - spec.FirstRank
+			}
+			return l.toRanks(own, sig)
+		},
+		Cancel: func(reason string) { _ = l.Cancel(reason) }, // it has no error
+		Peers:  l.d.Peers,
+		Job:    l.d.Job,
 	})
 	return err
 }
 
 // mpiTable is how the tasks of this node are: what a debugger is to attach to.
-func mpiTable(tasks []step.Task) []launch.MPITask {
+func mpiTable(spec *step.Spec, tasks []step.Task) []launch.MPITask {
 	all := make([]launch.MPITask, len(tasks))
 	for i := range tasks {
 		t := &tasks[i]
-		all[i] = launch.MPITask{Rank: t.Rank, State: t.State, Status: t.Status}
+		all[i] = launch.MPITask{Rank: spec.SeenRank(t.Rank), State: t.State, Status: t.Status}
 		if t.PID != nil {
 			all[i].PID = *t.PID
 		}

@@ -127,10 +127,13 @@ func TestRootSlurmMPI(t *testing.T) {
 			if out, err := compile.CombinedOutput(); err != nil {
 				t.Fatalf("gcc: %v\n%s", err, out)
 			}
+			must(t, placePrograms(c, release))
+			t.Run("components lost", func(t *testing.T) { componentsLost(t, c) })
 			for _, l := range mpiLibraries {
 				if l.only != "" && l.only != release || !l.place(t, c) {
 					continue
 				}
+				t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c) })
 				for _, ranks := range []int{2, 8, manyRanks} {
 					for nodes := 1; nodes <= min(3, ranks); nodes++ {
 						if ranks == manyRanks && nodes < 3 && l.built && !matrix() {
@@ -144,10 +147,9 @@ func TestRootSlurmMPI(t *testing.T) {
 	}
 }
 
-// check runs the programs that the library has.
-func (l mpiLibrary) check(t *testing.T, c *cluster.Cluster, nodes, ranks int) {
+// checkWorld looks at what the program world has printed.
+func checkWorld(t *testing.T, out string, ranks int) {
 	t.Helper()
-	out := l.run(t, c, nodes, ranks, "world hello ring allreduce alltoall")
 	for rank := range ranks {
 		if want := fmt.Sprintf("hello %d of %d on n", rank, ranks); strings.Count(out, want) != 1 {
 			t.Errorf("want %q once, got:\n%s", want, out)
@@ -158,6 +160,13 @@ func (l mpiLibrary) check(t *testing.T, c *cluster.Cluster, nodes, ranks int) {
 			t.Errorf("want %q once, got:\n%s", want, out)
 		}
 	}
+}
+
+// check runs the programs that the library has.
+func (l mpiLibrary) check(t *testing.T, c *cluster.Cluster, nodes, ranks int) {
+	t.Helper()
+	out := l.run(t, c, nodes, ranks, "world hello ring allreduce alltoall")
+	checkWorld(t, out, ranks)
 	used := 0
 	for _, node := range c.Nodes() {
 		if strings.Contains(out, " on "+node+"\n") {

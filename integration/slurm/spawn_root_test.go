@@ -65,6 +65,7 @@ func startSpawnCluster(t *testing.T, release string) *cluster.Cluster {
 	c, err := cluster.Start(t.Context(), cluster.Site{
 		Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3,
 		Files: map[string]string{"stepd.conf": "PMI2SpawnTimeout=0\n"},
+		Conf:  "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1,bf_interval=1\n", // het jobs are backfill's
 	})
 	if errors.Is(err, cluster.ErrMoved) && release != "22.05" {
 		t.Skipf("not run: %v", err)

@@ -170,7 +170,7 @@ func TestRefuse(t *testing.T) {
 		{"TLS", launch(func(l *wire.Launch) { l.TLSCert = "-----BEGIN" }), 2036},
 		{"a terminal", launch(func(l *wire.Launch) { l.Flags = wire.FlagPTY }), 0},
 		{"two components", launch(func(l *wire.Launch) { l.Het.Steps = 2 }), 0},
-		{"MPI on two components", het("pmi2"), 2036},
+		{"MPI on two components", het("pmi2"), 0},
 		{"two components without MPI", het("none"), 0},
 		{"an extern step", launch(func(l *wire.Launch) { l.Step.Step, l.Het.Steps = wire.StepExtern, 0 }), 0},
 		{"a batch job", &wire.Stream{Batch: &wire.Batch{Cred: new(wire.Cred)}}, 0},

@@ -100,12 +100,11 @@ func TestDocumentRefusals(t *testing.T) {
 		return s
 	}
 	options := map[string]*wire.Stream{
-		"-n":          launch(func(*wire.Stream, *wire.Launch) {}),
-		"--pty":       launch(func(_ *wire.Stream, l *wire.Launch) { l.Flags = wire.FlagPTY }),
-		"--context":   launch(func(_ *wire.Stream, l *wire.Launch) { l.Cred.SELinux = "u:r:t" }),
-		"-N 2":        launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Nodes = "pmix", 2 }),
-		"--het-group": launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Het.Steps = "pmix", 2 }),
-		"TLSType":     launch(func(_ *wire.Stream, l *wire.Launch) { l.TLSCert = "-----BEGIN" }),
+		"-n":        launch(func(*wire.Stream, *wire.Launch) {}),
+		"--pty":     launch(func(_ *wire.Stream, l *wire.Launch) { l.Flags = wire.FlagPTY }),
+		"--context": launch(func(_ *wire.Stream, l *wire.Launch) { l.Cred.SELinux = "u:r:t" }),
+		"-N 2":      launch(func(s *wire.Stream, l *wire.Launch) { s.MPIType, l.Nodes = "pmix", 2 }),
+		"TLSType":   launch(func(_ *wire.Stream, l *wire.Launch) { l.TLSCert = "-----BEGIN" }),
 	}
 	for _, l := range lines(t) {
 		for _, name := range l.names {

@@ -45,8 +45,6 @@ func Refuse(s *wire.Stream) error {
 		return unsupported("a context of SELinux (--context) needs Slurm's own step daemon")
 	case l.TLSCert != "":
 		return unsupported("srun is to be sent encrypted messages (TLSType in slurm.conf), and this step daemon has no TLS")
-	case l.Het.Several() && s.MPIType != "" && s.MPIType != "none":
-		return unsupported("its MPI ranks are of several components of a heterogeneous job, and this step daemon joins the ranks of one component: use --mpi=none for a step without MPI, and Slurm's own step daemon for one with it (MPI type " + s.MPIType + ")")
 	}
 	return nil
 }

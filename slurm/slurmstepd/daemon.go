@@ -477,7 +477,8 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}
-	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), mpi.Remove(place.Dir(spool), id), os.RemoveAll(filepath.Join(place.Dir(spool), mailboxName(id))))
+	ofMPI, box := removeMailbox(place.Dir(spool), id)
+	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), mpi.Remove(place.Dir(spool), ofMPI), box)
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,30 +37,47 @@ type group struct {
 	once   sync.Once
 }
 
-// mailboxName is a step's in the folder of stepd in slurmd's spool.
-func mailboxName(id step.ID) string { return "peers." + id.Key() }
+// mailboxName is a step's in the folder of stepd in slurmd's spool. A component of a heterogeneous
+// job has a link of its own name there as well, by which a sweep finds its mailbox.
+func mailboxName(id step.ID) string { return mailboxPrefix + id.Key() }
+
+const mailboxPrefix = "peers."
+
+// removeMailbox removes what a step's daemon has left of its mailbox, and returns the step's ID as
+// its MPI ranks name it.
+func removeMailbox(dir string, id step.ID) (step.ID, error) {
+	path := filepath.Join(dir, mailboxName(id))
+	leads, err := os.Readlink(path)
+	if err == nil {
+		if of, parsed := step.ParseID(strings.TrimPrefix(leads, mailboxPrefix)); parsed == nil {
+			id = of
+		}
+	}
+	return id, errors.Join(os.RemoveAll(path), os.RemoveAll(filepath.Join(dir, mailboxName(id))))
+}
 
 // office sends mails to the step daemons of the nodes next to this one in the step's tree.
 type office struct {
 	client rpc.Client
-	id     step.ID
+	id     step.ID // as its MPI ranks name it
+	self   int     // this node's place among the step's
 	nodes  map[int]slurmconf.Address
 }
 
 // newOffice is nil of a step that needs no other node.
 func newOffice(d *daemon) (*office, error) {
-	if d.spec.Layout == nil || d.spec.MPI == "" || d.spec.MPI == "none" || d.spec.ID.Step == step.InteractiveStep {
+	all := d.spec.MPISpec()
+	if all.Layout == nil || d.spec.MPI == "" || d.spec.MPI == "none" || d.spec.ID.Step == step.InteractiveStep {
 		return nil, nil
 	}
-	nodes := d.spec.Layout.Nodes
-	near, err := stepnet.Neighbours(int(d.spec.NodeID), len(nodes), 0)
+	near, err := stepnet.Neighbours(int(all.NodeID), len(all.Layout.Nodes), 0)
 	if err != nil {
 		return nil, err
 	}
-	o := &office{client: d.peers.ctld, id: d.spec.ID}
+	o := &office{client: d.peers.ctld, id: all.ID, self: int(all.NodeID)}
 	// A step of nodes with several releases has the oldest one's messages, which srun has.
 	o.client.Release = min(d.stream.Conf.Release, cmp.Or(d.stream.ClientRelease, d.stream.Conf.Release))
-	o.nodes, err = addresses(d, near)
+	o.nodes, err = addresses(d, all.Layout, near)
 	return o, err
 }
 
@@ -78,18 +97,18 @@ func (o *office) deliver(ctx context.Context, node int, data []byte) error {
 
 // newGroup begins to join the step's other nodes, beside the launch.
 func newGroup(d *daemon) (launch.Peers, error) {
-	names := make([]string, len(d.spec.Layout.Nodes))
+	all, post := d.spec.MPISpec(), d.office
+	names := make([]string, len(all.Layout.Nodes))
 	for i := range names {
-		names[i] = d.spec.Layout.Nodes[i].Name
+		names[i] = all.Layout.Nodes[i].Name
 	}
-	self, post := int(d.spec.NodeID), d.office
 	g := &group{d: d}
 	signer := d.peers.ctld.Munge
 	var err error
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.Group, err = others.New(others.Config{
-		Job: d.spec.ID.Job, Step: d.spec.ID.Step, Names: names, Self: self,
-		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(d.spec.ID)),
+		Job: all.ID.Job, Step: all.ID.Step, Names: names, Self: post.self,
+		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(all.ID)),
 		Deliver: post.deliver, Ports: d.conf.Stepd.PeerPorts,
 		Host: func(node int) (string, error) { return post.nodes[node].Host, nil },
 		Hide: func(ctx context.Context, data []byte) (string, error) { return signer.Encode(ctx, 0, data) },
@@ -106,16 +125,35 @@ func newGroup(d *daemon) (launch.Peers, error) {
 		g.cancel()
 		return nil, err
 	}
+	if all.ID != d.spec.ID {
+		if err := os.Symlink(mailboxName(all.ID), g.alias()); err != nil {
+			d.log.Warn(err) // a sweep would leave the mailbox
+		}
+	}
 	d.group = g
 	g.Handle(callAborted, g.abortedElsewhere)
 	return g, nil
 }
 
+// alias is the link to the mailbox, "" without one.
+func (g *group) alias() string {
+	if g.d.spec.MPISpec().ID == g.d.spec.ID {
+		return ""
+	}
+	return filepath.Join(place.Dir(g.d.stream.Conf.Spool), mailboxName(g.d.spec.ID))
+}
+
+// close ends the links to the others, and tells them why.
+func (g *group) close(ctx context.Context, why string) {
+	g.Group.Close(ctx, why)
+	_ = os.Remove(g.alias())
+}
+
 // addresses are the neighbours', by node id.
-func addresses(d *daemon, near []int) (map[int]slurmconf.Address, error) {
+func addresses(d *daemon, all *step.Layout, near []int) (map[int]slurmconf.Address, error) {
 	var of []string
 	for _, n := range near {
-		of = append(of, d.spec.Layout.Nodes[n].Name)
+		of = append(of, all.Nodes[n].Name)
 	}
 	found, err := addressesIn(d, of)
 	byID := make(map[int]slurmconf.Address)
@@ -180,9 +218,10 @@ func (g *group) aborted(rank, code int, text string) {
 		ctx, cancel := context.WithTimeout(g.ctx, abortPatience)
 		defer cancel()
 		var calls sync.WaitGroup
-		failed := make(chan error, len(g.d.spec.Layout.Nodes))
-		for node := range g.d.spec.Layout.Nodes {
-			if node == int(g.d.spec.NodeID) {
+		nodes := g.d.spec.MPISpec().Layout.Nodes
+		failed := make(chan error, len(nodes))
+		for node := range nodes {
+			if node == g.d.office.self {
 				continue
 			}
 			calls.Go(func() {
@@ -246,7 +285,7 @@ func (g *group) leave(ctx context.Context) {
 			g.d.log.Info("the step's end on its other nodes is not waited for: it was ended here")
 		}
 	}
-	g.Close(ctx, why)
+	g.close(ctx, why)
 }
 
 // abandon ends this node's part of a step that does not begin.
@@ -257,5 +296,5 @@ func (g *group) abandon(why error) {
 	defer g.cancel()
 	ctx, cancel := context.WithTimeout(g.ctx, condemnedPatience)
 	defer cancel()
-	g.Close(ctx, why.Error())
+	g.close(ctx, why.Error())
 }

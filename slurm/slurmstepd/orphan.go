@@ -139,7 +139,7 @@ func (o *orphan) clean() {
 			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 		}
 	}
-	if err := mpi.Remove(place.Dir(o.will.Spool), step.ID{Job: o.will.Step.Job, Step: o.will.Step.Step}); err != nil {
+	if err := mpi.Remove(place.Dir(o.will.Spool), o.will.MPI); err != nil {
 		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 	}
 	for _, path := range o.will.Remove {
@@ -236,14 +236,14 @@ func (o *orphan) reportOrigin() {
 // to it yet would wait.
 func (o *orphan) reportPeers(ctx context.Context) {
 	w := &o.will
-	post := office{client: o.peers.ctld, id: step.ID{Job: w.Step.Job, Step: w.Step.Step}, nodes: w.Neighbours}
+	post := office{client: o.peers.ctld, id: w.MPI, nodes: w.Neighbours}
 	post.client.Release = w.PeerRelease
 	ctx, cancel := context.WithTimeout(ctx, peersPatience)
 	defer cancel()
 	var reports sync.WaitGroup
 	for node := range w.Neighbours {
 		reports.Go(func() {
-			mail := others.Gone(w.Step.Job, w.Step.Step, int(w.NodeID), node, lostReason)
+			mail := others.Gone(w.MPI.Job, w.MPI.Step, w.PeerSelf, node, lostReason)
 			for pause := peersPause; ; pause *= 2 {
 				err := post.deliver(ctx, node, mail)
 				if err == nil {

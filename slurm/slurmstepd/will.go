@@ -20,6 +20,7 @@ import (
 	"stepd/slurm/spec"
 	"stepd/slurm/wire"
 	"stepd/slurmconf"
+	"stepd/step"
 )
 
 // will is what the orphan must know to end a step whose daemon has died. It travels as JSON in
@@ -48,8 +49,12 @@ type will struct {
 	Spool     string `json:"spool"`
 	// Remove are files of the step, and then directories if they are empty.
 	Remove []string `json:"remove"`
-	// Neighbours are the step's nodes next to this one in its tree, and PeerRelease is their messages'.
+	// MPI is the step as its MPI ranks name it.
+	MPI step.ID `json:"mpi"`
+	// Neighbours are the step's nodes next to this one in its tree, where it has the place PeerSelf,
+	// and PeerRelease is their messages'.
 	Neighbours  map[int]slurmconf.Address `json:"neighbours"`
+	PeerSelf    int                       `json:"peer_self"`
 	PeerRelease wire.Release              `json:"peer_release"`
 	// Container is the folder of the containers of the node's jobs, where this step has made its
 	// job's, else "".
@@ -89,12 +94,12 @@ func (d *daemon) will() (*will, error) {
 		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Parent: p.parent, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
-		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), d.spawning.inbox.Path},
+		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.MPISpec().ID)), d.spawning.inbox.Path},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
-		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File,
+		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File, MPI: d.spec.MPISpec().ID,
 	}
 	if d.office != nil {
-		w.Neighbours, w.PeerRelease = d.office.nodes, d.office.client.Release
+		w.Neighbours, w.PeerSelf, w.PeerRelease = d.office.nodes, d.office.self, d.office.client.Release
 	}
 	w.Children = d.tree.Len()
 	if d.container != nil {

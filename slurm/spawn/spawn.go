@@ -100,6 +100,9 @@ func (s *Services) Meet(context.Context, string, []string, string, []byte) (map[
 // be started is ended, and the error is a *launch.SpawnError. Where ctx ends first, the new step
 // is ended as soon as its step daemons report.
 func (s *Services) Spawn(ctx context.Context, r launch.SpawnRequest) (step.ID, error) {
+	if s.Spec.AllLayout != nil {
+		return step.ID{}, errors.New("cannot spawn: several components of a heterogeneous job run the step, and a spawned step would be of one job")
+	}
 	if s.Timeout > 0 {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf(

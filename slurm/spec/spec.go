@@ -297,15 +297,7 @@ func layout(out *step.Spec, l *wire.Launch) error {
 		return fmt.Errorf("cannot find node %q in the step's nodes %q", out.NodeName, l.Hosts)
 	}
 	out.NodeID = uint32(at)
-	out.Layout = new(step.Layout)
-	for i, ranks := range l.Ranks {
-		list := make([]int, len(ranks))
-		for j, r := range ranks {
-			list[j] = int(r)
-		}
-		slices.Sort(list)
-		out.Layout.Nodes = append(out.Layout.Nodes, step.LayoutNode{Name: hosts[i], Ranks: step.FormatCPUList(list)})
-	}
+	out.Layout = new(layoutOf(hosts, l.Ranks))
 	return out.Layout.Check(out.NodeID, out.NTasks)
 }
 
@@ -321,12 +313,61 @@ func component(out *step.Spec, l *wire.Launch) error {
 			l.Tasks, l.Nodes, h.TaskOffset, h.NodeOffset, h.Tasks, h.Nodes, tasksMax)
 	}
 	out.FirstNode, out.FirstRank, out.AllTasks = h.NodeOffset, int(h.TaskOffset), int(h.Tasks)
+	if out.MPI != "" && out.MPI != "none" {
+		if err := whole(out, h); err != nil {
+			return err
+		}
+	}
 	for _, s := range []*step.Stream{&out.Stdin, &out.Stdout, &out.Stderr} {
 		if s.Rank != nil { // srun names a task of the whole step; below 0 it is another component's
 			s.Rank = new(*s.Rank - int(h.TaskOffset))
 		}
 	}
 	return nil
+}
+
+// whole says where the tasks of all components are, which the ranks of MPI must know.
+func whole(out *step.Spec, h *wire.Het) error {
+	hosts, err := slurmconf.ExpandHosts(h.Hosts)
+	if err != nil {
+		return fmt.Errorf("cannot read the nodes of all components %q: %w", h.Hosts, err)
+	}
+	if len(hosts) != len(h.Ranks) {
+		return fmt.Errorf("cannot place the components: %q are %d nodes, and the launch has ranks for %d", h.Hosts, len(hosts), len(h.Ranks))
+	}
+	at := slices.Index(hosts, out.NodeName) // they are sorted by name, and not by component
+	if at < 0 {
+		return fmt.Errorf("cannot find node %q in the nodes of all components %q", out.NodeName, h.Hosts)
+	}
+	all := layoutOf(hosts, h.Ranks)
+	if err := all.Check(uint32(at), out.AllTasks); err != nil {
+		return fmt.Errorf("cannot place the components: %w", err)
+	}
+	var own []int
+	for _, rank := range out.LocalRanks() {
+		own = append(own, out.SeenRank(rank))
+	}
+	if ranks := all.Nodes[at].Ranks; ranks != step.FormatCPUList(own) {
+		return fmt.Errorf("cannot place the component: node %q has the ranks %q of all components, and %q by its own", out.NodeName, ranks, step.FormatCPUList(own))
+	}
+	out.AllLayout, out.AllNodeID, out.AllID = &all, uint32(at), out.ID
+	if h.Job != wire.NoVal { // the components are jobs
+		out.AllID.Job = h.Job
+	}
+	return nil
+}
+
+// layoutOf has the ranks of each of the nodes.
+func layoutOf(hosts []string, ranks [][]uint32) (l step.Layout) {
+	for i, of := range ranks {
+		list := make([]int, len(of))
+		for j, r := range of {
+			list[j] = int(r)
+		}
+		slices.Sort(list)
+		l.Nodes = append(l.Nodes, step.LayoutNode{Name: hosts[i], Ranks: step.FormatCPUList(list)})
+	}
+	return l
 }
 
 // multiProg gives each task its own command: argv is the file's name and its text.

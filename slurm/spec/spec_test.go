@@ -201,6 +201,9 @@ func TestComponent(t *testing.T) {
 	if *s.Stdout.Rank != 1 || *s.Stderr.Rank >= 0 {
 		t.Errorf("stdout is rank %d's, stderr %d's", *s.Stdout.Rank, *s.Stderr.Rank)
 	}
+	if s.MPISpec() != s {
+		t.Errorf("a step without MPI has %+v", s.AllLayout)
+	}
 	for name, change := range map[string]func(*wire.Launch){
 		"one component":    func(l *wire.Launch) { l.Het.Steps = 1 },
 		"no heterogeneous": func(l *wire.Launch) { l.Het = wire.Het{Job: wire.NoVal, Nodes: wire.NoVal, Steps: wire.NoVal} },

@@ -50,14 +50,15 @@ type Launch struct {
 }
 
 // Het says where the step stands in a heterogeneous job, whose number is Job, or a step of
-// several components in a job that is none (Job is NoVal). Nodes, Tasks and Hosts are of
-// all components.
+// several components in a job that is none (Job is NoVal). Nodes, Tasks, Ranks and Hosts are of
+// all components; Ranks has each node's, by its place in Hosts.
 type Het struct {
 	NodeOffset, Job, Nodes uint32
 	Tasks                  uint32
 	Offset, Steps          uint32
 	TaskOffset             uint32
 	Hosts                  string
+	Ranks                  [][]uint32 `json:",omitempty"`
 }
 
 // Several reports whether other components of the job run the same step.
@@ -168,7 +169,7 @@ func (r *reader) het(l *Launch) {
 	h := &l.Het
 	h.NodeOffset, h.Job, h.Nodes = r.u32("het_job_node_offset"), r.u32("het_job_id"), r.u32("het_job_nnodes")
 	if h.Nodes != NoVal {
-		array(r.fits("het_job_nnodes", uint64(h.Nodes), 4), func() []uint32 { return r.u32s("het_job_tids") })
+		h.Ranks = array(r.fits("het_job_nnodes", uint64(h.Nodes), 4), func() []uint32 { return r.u32s("het_job_tids") })
 	}
 	h.Tasks = r.u32("het_job_ntasks")
 	if h.Tasks != NoVal {

@@ -84,7 +84,7 @@ func Step(plan *task.Plan, n Neighbours) (*task.Step, error) {
 		if n.Services != nil {
 			deps.Job, deps.Spawned = n.Services()
 		}
-		if spec.Layout != nil && n.Peers != nil {
+		if spec.MPISpec().Layout != nil && n.Peers != nil {
 			if deps.Peers, err = n.Peers(); err != nil {
 				return nil, err
 			}
