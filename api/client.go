@@ -47,6 +47,12 @@ func (c *Client) DryRun(ctx context.Context, in *RunRequest) (*DryRunReply, erro
 	return call[DryRunReply](ctx, c, "dryrun", in.packed())
 }
 
+// WillRun returns when Run or Alloc would start the request. Nothing is taken, and no number is
+// spent.
+func (c *Client) WillRun(ctx context.Context, in *RunRequest) (*WillRunReply, error) {
+	return call[WillRunReply](ctx, c, "willrun", in.packed())
+}
+
 // Reserve is the first half of Run: the step has a number and is PENDING until Launch. It
 // ends as CANCELLED by Cancel, by the end of the calling process, or after 10 minutes.
 func (c *Client) Reserve(ctx context.Context, in *RunRequest) (*RunReply, error) {

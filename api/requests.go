@@ -72,7 +72,7 @@ type RefRequest struct {
 	StepRef
 }
 
-// RunRequest asks for a step (run, reserve, dryrun) or for a job without one (alloc, for
+// RunRequest asks for a step (run, reserve, dryrun, willrun) or for a job without one (alloc, for
 // which the request's command and streams mean nothing).
 type RunRequest struct {
 	Envelope
@@ -102,6 +102,45 @@ type RunReply struct {
 type DryRunReply struct {
 	Envelope
 	Plan *DryRun `json:"plan"`
+}
+
+// When is the answer to willrun.
+type When string
+
+// The answers.
+const (
+	WhenNow   When = "now"
+	WhenLater When = "later" // when others have ended
+	WhenNever When = "never" // not on the empty node either, or not in a job of this size
+)
+
+// WillRunReply is when run, alloc or batch would start the request.
+type WillRunReply struct {
+	Envelope
+	When When `json:"when"`
+	// At is the latest time of a later start, null where it is not known: a job that holds what is
+	// missing has no time limit, or is suspended; or the request is a step of a job.
+	At *time.Time `json:"at"`
+	// Why is why not now.
+	Why string `json:"why"`
+	// Holders are the jobs whose ends make room, in the order of these ends.
+	Holders []Holder `json:"holders"`
+	// What the request would get now; empty and null later.
+	CPUs     string  `json:"cpus"`
+	MemoryMB *uint64 `json:"memory_mb"`
+	Gres     string  `json:"gres"`
+}
+
+// Holder is a job that has what a request needs.
+type Holder struct {
+	JobID uint32 `json:"job_id"`
+	User  string `json:"user"`
+	CPUs  string `json:"cpus"`
+	Gres  string `json:"gres"`
+	// MemoryMB is null where the job was given no share of the memory.
+	MemoryMB *uint64 `json:"memory_mb"`
+	// Until is when it ends at the latest, null where that is not known.
+	Until *time.Time `json:"until"`
 }
 
 // LaunchRequest starts a reserved step.
@@ -277,6 +316,7 @@ type Node struct {
 	UsableMB uint64 `json:"memory_usable_mb"`
 	// UsedMB is the memory that jobs were given, in MB.
 	UsedMB    uint64         `json:"memory_used_mb"`
+	Select    NodeSelect     `json:"select"`
 	Gres      []NodeGres     `json:"gres"`
 	Proctrack string         `json:"proctrack"`
 	Container string         `json:"container"`
@@ -289,6 +329,22 @@ type Node struct {
 	// Daemon is noded itself.
 	Daemon  NodeDaemon   `json:"daemon"`
 	Plugins []NodePlugin `json:"plugins"`
+}
+
+// NodeSelect is how the node gives out its CPUs, and which of them are free.
+type NodeSelect struct {
+	// Plugin is SelectType: "select/cons_tres". Unit is what one job has for itself: "cpu", "core",
+	// "socket" or "node".
+	Plugin string `json:"plugin"`
+	Unit   string `json:"unit"`
+	// FreeCPUList are the CPUs that no job has, SpecCPUs the CPUs that no job gets (CoreSpecCount,
+	// CpuSpecList): "0-3,8".
+	FreeCPUList string `json:"free_cpu_list"`
+	SpecCPUs    string `json:"spec_cpus"`
+	// Cores counts the node's cores, 0 where they are not known, FreeCores the cores of which no
+	// job has a CPU.
+	Cores     int `json:"cores"`
+	FreeCores int `json:"free_cores"`
 }
 
 // NodeGres is one kind of generic resource in the node document.
@@ -309,8 +365,9 @@ type NodeJob struct {
 	Name   string         `json:"name"`
 	Origin step.JobOrigin `json:"origin"`
 	CPUs   string         `json:"cpus"`
-	// Suspended is since when, null where it is not.
+	// Suspended is since when, null where it is not. CPUsFree: other jobs may have its CPUs meanwhile.
 	Suspended *time.Time `json:"suspended"`
+	CPUsFree  bool       `json:"cpus_free"`
 	// MemoryMB is null where the job was given no share of the memory.
 	MemoryMB *uint64 `json:"memory_mb"`
 	Gres     string  `json:"gres"`

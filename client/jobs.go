@@ -69,6 +69,9 @@ func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, int
 	if err != nil {
 		return 0, err
 	}
+	if o.TestOnly {
+		return willRun(client, req)
+	}
 	job, err := admitted(o, req, func(in *api.RunRequest) (*api.AllocReply, error) {
 		return client.Alloc(context.Background(), in)
 	})
@@ -281,6 +284,9 @@ func submit(client *api.Client, o *options.Batch, p *plugins.Host, script []byte
 		return 0, err
 	}
 	p.ExitEnv = append(p.ExitEnv, slices.DeleteFunc(own, func(e string) bool { return strings.HasPrefix(e, "SRUN_") })...)
+	if o.TestOnly {
+		return willRun(client, req)
+	}
 	ctx := context.Background()
 	reply, err := admitted(&o.Run, req, func(in *api.RunRequest) (*api.RunReply, error) {
 		return client.Run(ctx, in)

@@ -110,6 +110,9 @@ func launchStep(client *api.Client, o *options.Run, d *Dialer, argv []string) (i
 	if o.DryRun {
 		return 0, dryRun(client, o, p, req)
 	}
+	if o.TestOnly {
+		return willRun(client, req)
+	}
 	hooks := mpi.NewClient(cmp.Or(o.MPI, p.MPIDefault))
 	fast := p.Slow(o.Quiet)
 	reply, err := start(client, o, p, hooks, req)

@@ -180,7 +180,7 @@ func TestRootVanishingClients(t *testing.T) {
 	ref := fmt.Sprintf(`"schema":1,"job_id":%d,"step_id":%d`, id.JobID, id.StepID)
 	run := string(runBody(request(t, []string{"true"}, []string{"PATH=/bin"}, nil)))
 	requests := map[string]string{
-		"run": run, "dryrun": run, "reserve": run, "alloc": run,
+		"run": run, "dryrun": run, "willrun": run, "reserve": run, "alloc": run,
 		"launch": "{" + ref + `,"change":{"env":[]}}`, "release": fmt.Sprintf(`{"schema":1,"job_id":%d}`, id.JobID),
 		"wait": "{" + ref + "}", "show": "{" + ref + "}", "stat": "{" + ref + "}", "output": "{" + ref + "}",
 		"unsuspend": "{" + ref + "}", "events": "{" + ref + `,"follow":true}`, "list": `{"schema":1,"all":true}`,

@@ -1,9 +1,296 @@
 package integration
 
 import (
+	"encoding/json"
+	"fmt"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 )
+
+// given is what each job has, by its number: its CPUs and gres; and whether others may have them.
+type given struct {
+	ID       int    `json:"job_id"`
+	CPUs     string `json:"cpus"`
+	Gres     string `json:"gres"`
+	CPUsFree bool   `json:"cpus_free"`
+}
+
+// given are the jobs of the node document.
+func (n *node) given(t testing.TB) (jobs []given) {
+	t.Helper()
+	var doc struct {
+		Node struct{ Jobs []given }
+	}
+	r := n.ctlRoot(t, "node", "status", "--json")
+	if err := json.Unmarshal([]byte(r.out), &doc); err != nil {
+		t.Fatalf("node status: %v: %v", err, r)
+	}
+	return doc.Node.Jobs
+}
+
+// sleeps submits a job that sleeps, and returns what it has.
+func (n *node) sleeps(t testing.TB, options ...string) given {
+	t.Helper()
+	r := n.ctl(t, append(append([]string{"batch"}, options...), "--wrap=exec sleep 86400")...)
+	id, err := strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(r.out, "Submitted batch job ")))
+	if err != nil {
+		t.Fatalf("batch %v: %v", options, r)
+	}
+	for _, j := range n.given(t) {
+		if j.ID == id {
+			return j
+		}
+	}
+	t.Fatalf("job %d is not in the node document", id)
+	return given{}
+}
+
+// cancelAll ends all jobs.
+func (n *node) cancelAll(t testing.TB) {
+	t.Helper()
+	for _, j := range n.given(t) {
+		n.ctlRoot(t, "cancel", strconv.Itoa(j.ID))
+	}
+	eventually(t, callTimeout, "the jobs to end", func() error {
+		if jobs := n.given(t); len(jobs) > 0 {
+			return fmt.Errorf("left: %v", jobs)
+		}
+		return nil
+	})
+}
+
+// selectNode is a node of two sockets of four cores of two threads.
+const selectNode = "16 Sockets=2 CoresPerSocket=4 ThreadsPerCore=2 RealMemory=4000"
+
+// TestRootSelectWords: SelectType and each CR word, with two jobs: one of one task and one of three,
+// both with three quarters of the memory.
+func TestRootSelectWords(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=" + selectNode})
+	full := "it needs 3000 MB of memory on this node: of its 4000 MB 1000 MB are free"
+	for _, c := range []struct {
+		conf          string
+		first, second string // CPUs; of the second without memory where that is refused
+		refused       string
+	}{
+		{"SelectType=select/linear", "0-15", "", "it needs the whole node (SelectType=select/linear)"},
+		{"SelectType=select/linear\nSelectTypeParameters=CR_Memory", "0-15", "", "it needs the whole node (SelectType=select/linear)"},
+		{"SelectType=select/cons_tres", "0-1", "2-5", full}, // CR_Core_Memory
+		{"SelectTypeParameters=CR_CPU", "0", "1-3", ""},
+		{"SelectTypeParameters=CR_CPU_Memory", "0", "1-3", full},
+		{"SelectTypeParameters=CR_Core", "0-1", "2-5", ""},
+		{"SelectTypeParameters=CR_Core_Memory", "0-1", "2-5", full},
+		{"SelectTypeParameters=CR_Socket", "0-7", "8-15", ""},
+		{"SelectTypeParameters=CR_Socket_Memory", "0-7", "8-15", full},
+		{"SelectTypeParameters=CR_Core,CR_ONE_TASK_PER_CORE", "0-1", "2-7", ""},
+		{"SelectTypeParameters=CR_Core_Memory,CR_LLN", "0-1", "2-5", full},
+		{"SelectTypeParameters=CR_CPU,CR_Pack_Nodes", "0", "1-3", ""},
+	} {
+		n.conf(t, selectNode, c.conf+"\n")
+		n.hup(t, "noded: ready")
+		if j := n.sleeps(t, "-n1", "--mem=3000"); j.CPUs != c.first {
+			t.Errorf("%s: the first job has CPUs %s, want %s", c.conf, j.CPUs, c.first)
+		}
+		second := []string{"-n3", "--mem=3000"}
+		if c.refused != "" {
+			refused(t, c.conf, n.ctl(t, append([]string{"batch"}, append(second, "--wrap=true")...)...), c.refused)
+			second = second[:1]
+		}
+		if c.second != "" {
+			if j := n.sleeps(t, second...); j.CPUs != c.second {
+				t.Errorf("%s: the second job has CPUs %s, want %s", c.conf, j.CPUs, c.second)
+			}
+		}
+		n.cancelAll(t)
+	}
+	n.logs(t, `flag "CR_LLN" has no effect on the choice within one node`, `flag "CR_Pack_Nodes" has no effect`)
+	n.conf(t, selectNode, "SelectType=select/bogus\n")
+	if code, out := runNoded(t, nil, "-f", n.path("slurm.conf"), "--check"); code == 0 || !strings.Contains(out, "select/bogus") {
+		t.Errorf("an unknown SelectType: code %d: %s", code, out)
+	}
+	n.checkClean(t)
+}
+
+// TestRootSelectSpec: CPUs that no job gets, and what is wrong with them.
+func TestRootSelectSpec(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=" + selectNode + " CoreSpecCount=2 MemSpecLimit=500"})
+	refused(t, "all CPUs", n.ctl(t, "run", "-n16", "true"), "it needs 16 CPUs on this node, which has 12 CPUs")
+	refused(t, "all memory", n.ctl(t, "run", "--mem=3501", "true"), "on this node, which has 3500 MB")
+	if j := n.sleeps(t, "-n12", "--mem=3500"); j.CPUs != "0-5,8-13" {
+		t.Errorf("all that jobs get: CPUs %s", j.CPUs)
+	}
+	n.cancelAll(t)
+	n.conf(t, selectNode+" CpuSpecList=0,15", "")
+	n.hup(t, "noded: ready")
+	if j := n.sleeps(t, "-n12"); j.CPUs != "2-13" {
+		t.Errorf("beside a list: CPUs %s", j.CPUs)
+	}
+	n.cancelAll(t)
+	n.checkClean(t)
+}
+
+// TestRootSelectLessMemory: a node that has less memory after a restart is drained, and the job that
+// has no room is named; it goes on.
+func TestRootSelectLessMemory(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=8 RealMemory=4000"})
+	small, big := n.sleeps(t, "--mem=500"), n.sleeps(t, "--mem=3000")
+	n.conf(t, "8 RealMemory=2000", "")
+	n.hup(t, "noded: ready")
+	want := fmt.Sprintf("the node has 2000 MB of memory for jobs (RealMemory), and its jobs have 3500 MB: job %d has 3000 MB", big.ID)
+	if doc := n.status(t); doc.State != "DRAINING" || doc.Reason != want {
+		t.Errorf("the node is %s: %q, want %q", doc.State, doc.Reason, want)
+	}
+	refused(t, "a drained node", n.ctl(t, "run", "true"), want)
+	if jobs := n.given(t); len(jobs) != 2 || jobs[0] != small || jobs[1] != big {
+		t.Errorf("the jobs are %v", jobs)
+	}
+	must(t, n.ctlErrorRoot(t, "node", "resume"))
+	refused(t, "memory", n.ctl(t, "run", "--mem=1", "true"), "of its 2000 MB 0 MB are free")
+	n.cancelAll(t)
+	if r := n.ctl(t, "run", "--mem=2000", "true"); r.code != 0 {
+		t.Errorf("when they have ended: %v", r)
+	}
+	n.checkClean(t)
+}
+
+// TestRootSelectSuspend: another job gets the CPUs of a suspended one, and not its memory; its resume
+// is refused as long; a restart of noded changes nothing of it.
+func TestRootSelectSuspend(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=4 RealMemory=4000", Slurm: "SelectTypeParameters=CR_CPU_Memory\n"})
+	first := n.sleeps(t, "-n4", "--mem=3000")
+	id := strconv.Itoa(first.ID)
+	refused(t, "beside the job", n.ctl(t, "run", "true"), "of its 4 CPUs 0 are free")
+	if r := n.ctl(t, "suspend", id); r.code != 0 {
+		t.Fatalf("suspend: %v", r)
+	}
+	refused(t, "its memory", n.ctl(t, "run", "--mem=1001", "true"), "of its 4000 MB 1000 MB are free")
+	second := n.sleeps(t, "-n2", "--mem=1000")
+	held := fmt.Sprintf("cannot resume job %d: its CPUs 0-1 were given to other jobs while it was suspended: job %d", first.ID, second.ID)
+	for _, when := range []string{"while another job has its CPUs", "after a restart"} {
+		refused(t, when, n.ctl(t, "resume", id), held)
+		refused(t, "a step, "+when, n.ctl(t, "resume", id+".batch"), held)
+		if s := n.suspension(t, id+".batch"); s.Suspended == nil {
+			t.Errorf("%s: a resume that was refused has resumed the job", when)
+		}
+		if jobs := n.given(t); len(jobs) != 2 || !jobs[0].CPUsFree || jobs[1].CPUsFree || second.CPUs != "0-1" {
+			t.Errorf("%s: the jobs are %v", when, jobs)
+		}
+		if r := n.ctl(t, "run", "-n2", "true"); r.code != 0 {
+			t.Errorf("%s: the other two CPUs: %v", when, r)
+		}
+		n.kill9(t)
+		n.boot(t)
+	}
+	n.ctl(t, "cancel", strconv.Itoa(second.ID))
+	eventually(t, callTimeout, "the resume", func() error {
+		if r := n.ctl(t, "resume", id); r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	if s := n.suspension(t, id+".batch"); s.Suspended != nil {
+		t.Errorf("the resumed job is %+v", s)
+	}
+	refused(t, "beside the resumed job", n.ctl(t, "run", "true"), "of its 4 CPUs 0 are free")
+	if r := n.ctl(t, "suspend", id); r.code != 0 {
+		t.Fatalf("suspend: %v", r)
+	}
+	n.cancelAll(t) // the suspended job gives back what it has, and no more
+	if r := n.ctl(t, "run", "-n4", "--mem=4000", "true"); r.code != 0 {
+		t.Errorf("the whole node: %v", r)
+	}
+	n.checkClean(t)
+}
+
+// TestRootSelectTestOnly: --test-only answers now, later and never, and takes nothing.
+func TestRootSelectTestOnly(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=4 RealMemory=4000", Slurm: "SelectTypeParameters=CR_CPU_Memory\nKillWait=5\n"})
+	verbs := [][]string{{"run", "--test-only"}, {"alloc", "--test-only"}, {"batch", "--test-only", "--wrap=true"}}
+	answers := func(code int, says string, options ...string) {
+		t.Helper()
+		for _, verb := range verbs {
+			args := append(append([]string{}, verb...), options...)
+			if verb[0] != "batch" {
+				args = append(args, "true")
+			}
+			if r := n.ctl(t, args...); r.code != code || r.out != "" || !strings.Contains(r.err, says) {
+				t.Errorf("%v: %v, want code %d and %q", args, r, code, says)
+			}
+		}
+	}
+	answers(0, "stepctl: it would start now, with CPUs 0-1, 100 MB\n", "-n2", "--mem=100")
+	answers(1, "stepctl: error: it would never start: the step does not fit: it needs 5 CPUs on this node, which has 4 CPUs", "-n5")
+	answers(1, "it would never start: the step does not fit: it needs 5000 MB of memory", "--mem=5000")
+	began := time.Now()
+	limited := n.sleeps(t, "-n3", "--time=10")
+	if limited.ID != 1 {
+		t.Errorf("the questions have spent numbers: the first job is %d", limited.ID)
+	}
+	answers(0, "stepctl: it would start now, with CPUs 3")
+	answers(0, fmt.Sprintf("stepctl: job 1 of %s has CPUs 0-2, until ", testUser(t).name), "-n2")
+	r := n.ctl(t, "run", "--test-only", "-n2", "true")
+	_, at, _ := strings.Cut(r.err, "it would start at ")
+	when, err := time.ParseInLocation("2006-01-02T15:04:05", at[:min(len(at), 19)], time.Local)
+	if early, late := began.Add(10*time.Minute), time.Now().Add(10*time.Minute+10*time.Second); err != nil || when.Before(early) || when.After(late) {
+		t.Errorf("when: %v, %v: %v; want %v to %v", when, err, r, early, late)
+	}
+	n.sleeps(t, "-n1")
+	answers(0, "it would start at ", "-n2")
+	answers(0, "it would start when these jobs have ended, at a time that is not known: ", "-n4")
+	answers(0, fmt.Sprintf("job 2 of %s has CPUs 3, without a known end", testUser(t).name), "-n4")
+	answers(0, "it would start now, with CPUs 0", "-n1", "--overcommit")
+	must(t, n.ctlErrorRoot(t, "node", "drain", "disk"))
+	answers(1, "node is drained: disk")
+	must(t, n.ctlErrorRoot(t, "node", "resume"))
+	if jobs := n.given(t); len(jobs) != 2 {
+		t.Errorf("the questions have made jobs: %v", jobs)
+	}
+	n.cancelAll(t)
+	n.checkClean(t)
+}
+
+// TestRootSelectGresCores: a job gets the cores near its devices, and devices whose cores are free.
+func TestRootSelectGresCores(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{
+		Node: "CPUs=" + selectNode + " Gres=gpu:2", Slurm: "GresTypes=gpu\nSelectTypeParameters=CR_Core\n",
+		Gres: "Name=gpu File=/dev/zero Cores=4-7\nName=gpu File=/dev/full Cores=0-3\n",
+	})
+	for _, c := range []struct {
+		what       string
+		options    []string
+		cpus, gres string
+	}{
+		{"the cores of the first device", []string{"--gres=gpu:1"}, "8-9", "gpu:1(IDX:0)"},
+		{"no device", []string{"-n3"}, "0-3", ""},
+		{"the cores of the second device", []string{"--gres=gpu:1"}, "4-5", "gpu:1(IDX:1)"},
+	} {
+		if j := n.sleeps(t, c.options...); j.CPUs != c.cpus || j.Gres != c.gres {
+			t.Errorf("%s: %+v, want CPUs %s, %s", c.what, j, c.cpus, c.gres)
+		}
+	}
+	n.cancelAll(t)
+	first := n.sleeps(t, "-n8")
+	n.sleeps(t, "-n8") // all cores of the first device
+	n.ctlRoot(t, "cancel", strconv.Itoa(first.ID))
+	eventually(t, callTimeout, "the first job's end", func() error {
+		if jobs := n.given(t); len(jobs) > 1 {
+			return fmt.Errorf("left: %v", jobs)
+		}
+		return nil
+	})
+	if j := n.sleeps(t, "--gres=gpu:1"); j.CPUs != "0-1" || j.Gres != "gpu:1(IDX:1)" {
+		t.Errorf("a device whose cores are free: %+v", j)
+	}
+	n.cancelAll(t)
+	n.checkClean(t)
+}
 
 // TestRootSelectLinear: with select/linear a job has the node for itself, unless CPUs are shared;
 // a reload changes what later jobs get, and running ones keep what they have.

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +29,9 @@ import (
 type admission struct {
 	uid uint32
 	selection.Share
-	job *job // nil: a job is to be made, whose share is the same
+	// job is nil where a job is to be made; made is what it has then.
+	job  *job
+	made *selection.Job
 }
 
 const (
@@ -98,7 +99,7 @@ func (s *seeker) now(ctx context.Context) (*admission, error) {
 		select {
 		case <-freed:
 		case <-limit:
-			if limit == grace.C && s.r.epilogsHold(s.req.NTasks*s.req.CPUsPerTask) {
+			if limit == grace.C && s.epilogsHold() {
 				limit = epilogs.C
 				continue
 			}
@@ -128,17 +129,18 @@ func (s *seeker) wait(ctx context.Context, late <-chan time.Time) (*admission, e
 	}
 }
 
-// epilogsHold reports whether the end of epilogs would make room for want CPUs.
-func (r *registry) epilogsHold(want int) bool {
+// epilogsHold reports whether the end of epilogs would make room for the request's CPUs.
+func (s *seeker) epilogsHold() bool {
+	r, want := s.r, s.req.NTasks*s.req.CPUsPerTask
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ending := 0 // CPUs of jobs that run nothing any more but their epilog
 	for _, j := range r.jobs {
 		if j.phase == jobIdle {
-			ending += len(j.cpus)
+			ending += len(j.has.CPUs)
 		}
 	}
-	return ending > 0 && want <= r.has.FreeCPUs()+ending
+	return ending > 0 && want <= r.has.Info().FreeCPUs+ending
 }
 
 // waits reports whether the request has a place in a line.
@@ -203,7 +205,7 @@ func (s *seeker) try() (*admission, <-chan struct{}, error) {
 	var err error
 	in := &r.line
 	if s.req.Job == nil {
-		a.Share, waits, err = s.takeOfNode()
+		a.Share, waits, err = s.testNode()
 	} else {
 		a.job = r.jobs[*s.req.Job]
 		if a.job != nil && s.waits() && s.in != &a.job.line {
@@ -224,6 +226,9 @@ func (s *seeker) try() (*admission, <-chan struct{}, error) {
 	}
 	s.leaveLocked()
 	r.users.enter(s.uid, 1)
+	if a.job == nil {
+		a.made = r.has.Begin(a.Share)
+	}
 	if a.job != nil { // the count holds the job open meanwhile
 		a.job.running++
 		a.job.present++
@@ -249,27 +254,27 @@ func (s *seeker) mayUse(j *job) error {
 		return api.Denied(j.UID)
 	case j.UID != s.uid:
 		return api.Errorf(api.InvalidArgument, "uid: job %d is uid %d's, not %d's", j.ID, j.UID, s.uid)
-	case !s.req.Overcommit && want > len(j.cpus):
-		return api.Errorf(api.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", selection.Needs(want), j.ID, selection.CountCPUs(len(j.cpus)))
+	case !s.req.Overcommit && want > len(j.has.CPUs):
+		return api.Errorf(api.ResourceExhausted, "%s in job %d, which has %s; --overcommit shares CPUs among tasks", selection.Needs(want), j.ID, selection.CountCPUs(len(j.has.CPUs)))
 	case j.Suspended != nil && !s.silent():
 		return api.Errorf(api.FailedPrecondition, "job %d is suspended since %s: it takes steps again when it is resumed", j.ID, j.Suspended.Since.Format(time.RFC3339))
 	}
 	return nil
 }
 
-// takeOfNode takes the share of a job of the request's own, behind the requests that wait.
-func (s *seeker) takeOfNode() (sh selection.Share, waits bool, err error) {
+// testNode finds the share of a job of the request's own, behind the requests that wait.
+func (s *seeker) testNode() (sh selection.Share, waits bool, err error) {
 	r := s.r
 	ahead := r.line.ahead(s)
 	if ahead == 0 {
-		if sh, waits, err = r.has.Take(s.req); err != nil {
-			err = fmt.Errorf("%w%s", err, r.whoHas(err))
+		if sh, err = r.has.Test(s.req, selection.RunNow); err != nil {
+			waits, err = true, fmt.Errorf("%w%s", err, r.whoHas(err))
 		}
 	} else {
 		waits, err = true, fmt.Errorf("the step does not fit: %s before it", waitBefore(ahead))
 	}
 	if waits && !s.waits() { // one that never fits would block the line for ever
-		if never := r.has.NeverFits(s.req); never != nil {
+		if _, never := r.has.Test(s.req, selection.TestOnly); never != nil {
 			waits, err = false, never
 		}
 	}
@@ -283,7 +288,7 @@ func (s *seeker) takeOfNode() (sh selection.Share, waits bool, err error) {
 	}
 	text := err.Error()
 	if ahead == 0 {
-		text += r.freeOn(s.req)
+		text += s.freeOn()
 	}
 	return sh, true, waitsFor(text, "room: "+strings.TrimPrefix(text, "the step does not fit: "))
 }
@@ -305,28 +310,19 @@ func waitsFor(text, what string) error {
 // use least; all memory and generic resources unless it asks for some.
 func (s *seeker) takeOfJob(j *job) (sh selection.Share, waits bool, err error) {
 	sh.Alone = j.exclusive() && !s.req.Overlap && !s.req.Overcommit
-	switch busy := j.Suspended != nil || sh.Alone && j.line.ahead(s) > 0; {
-	case busy:
-		waits = true
-	default:
-		var ok bool
-		if sh.CPUs, ok, err = j.left.TakeCPUs(s.req, sh.Alone); err != nil {
-			return sh, false, err
-		}
-		waits = !ok
+	if j.Suspended != nil || sh.Alone && j.line.ahead(s) > 0 {
+		err = selection.ErrBusy
+	} else {
+		sh, err = j.has.StepPick(s.req, sh.Alone)
 	}
-	switch {
-	case waits && s.silent():
-		return sh, true, errTurn
-	case waits:
-		return sh, true, s.busyIn(j)
-	}
-	waits, err = j.left.TakeMore(s.req, j.ID, &sh)
+	waits = selection.MayWait(err)
 	switch {
 	case err == nil:
 		return sh, false, nil
 	case waits && s.silent():
 		return sh, true, errTurn
+	case errors.Is(err, selection.ErrBusy):
+		return sh, true, s.busyIn(j)
 	case selection.IsGres(err):
 		err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, s.r.whoHasIn(j, err))
 	}
@@ -334,6 +330,76 @@ func (s *seeker) takeOfJob(j *job) (sh selection.Share, waits bool, err error) {
 		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(s.req.Gres), j.ID))
 	}
 	return sh, waits, err
+}
+
+// willRun says when a try would succeed, and takes nothing.
+func (s *seeker) willRun() (*api.WillRunReply, error) {
+	r := s.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.gate.Admits(s.req.Job == nil); err != nil {
+		return nil, err
+	}
+	if err := r.users.full(s.uid); err != nil {
+		return nil, err
+	}
+	if s.req.Job != nil {
+		return s.willRunIn(r.jobs[*s.req.Job])
+	}
+	w := r.has.WillRun(s.req, endOf(r))
+	if ahead := len(r.line); w.Err == nil && ahead > 0 {
+		return &api.WillRunReply{When: api.WhenLater, Why: waitBefore(ahead) + " before it", Holders: []api.Holder{}}, nil
+	}
+	switch {
+	case w.Err == nil:
+		sh, err := r.has.Test(s.req, selection.RunNow)
+		if err != nil {
+			return nil, api.Errorf(api.Internal, "internal error: it fits, and does not: %v", err)
+		}
+		return willGet(sh), nil
+	case w.Never:
+		return &api.WillRunReply{When: api.WhenNever, Why: w.Err.Error(), Holders: []api.Holder{}}, nil
+	}
+	reply := &api.WillRunReply{When: api.WhenLater, At: w.At, Why: w.Err.Error(), Holders: []api.Holder{}}
+	for _, has := range w.Holders {
+		h := api.Holder{JobID: has.ID, CPUs: step.FormatCPUList(has.CPUs), Gres: srunopt.FormatAllocs(has.Gres), Until: endOf(r)(has)}
+		if j := r.jobs[has.ID]; j != nil {
+			h.User = j.User
+		}
+		if has.MB > 0 {
+			h.MemoryMB = &has.MB
+		}
+		reply.Holders = append(reply.Holders, h)
+	}
+	return reply, nil
+}
+
+// willRunIn is willRun of a step of a job, or of nil.
+func (s *seeker) willRunIn(j *job) (*api.WillRunReply, error) {
+	if err := s.mayUse(j); err != nil {
+		if api.CodeOf(err) == api.ResourceExhausted {
+			return &api.WillRunReply{When: api.WhenNever, Why: err.Error(), Holders: []api.Holder{}}, nil
+		}
+		return nil, err
+	}
+	sh, waits, err := s.takeOfJob(j)
+	switch {
+	case err == nil:
+		j.has.StepFinish(sh)
+		return willGet(sh), nil
+	case waits:
+		return &api.WillRunReply{When: api.WhenLater, Why: err.Error(), Holders: []api.Holder{}}, nil
+	}
+	return &api.WillRunReply{When: api.WhenNever, Why: err.Error(), Holders: []api.Holder{}}, nil
+}
+
+// willGet is the answer to a request that would start now.
+func willGet(sh selection.Share) *api.WillRunReply {
+	reply := &api.WillRunReply{When: api.WhenNow, Holders: []api.Holder{}, CPUs: step.FormatCPUList(sh.CPUs), Gres: srunopt.FormatAllocs(sh.Gres)}
+	if sh.MB > 0 {
+		reply.MemoryMB = &sh.MB
+	}
+	return reply
 }
 
 // waitingLocked lists the requests that wait, those for jobs of their own first.
@@ -357,16 +423,16 @@ func (s *seeker) doc(ahead int) api.NodeWaiting {
 	case ahead > 0:
 		d.For = fmt.Sprintf("its turn: %s before it", waitBefore(ahead))
 	case s.req.Job == nil:
-		if _, _, err := s.r.has.Clone().Take(s.req); err != nil {
-			d.For = "room: " + strings.TrimPrefix(err.Error(), "the step does not fit: ") + s.r.freeOn(s.req)
+		if _, err := s.r.has.Test(s.req, selection.RunNow); err != nil {
+			d.For = "room: " + strings.TrimPrefix(err.Error(), "the step does not fit: ") + s.freeOn()
 		}
 	case s.r.jobs[*s.req.Job].Suspended != nil:
 		d.For = fmt.Sprintf("the resume of job %d", *s.req.Job)
 	default:
 		j := s.r.jobs[*s.req.Job]
-		want := j.left.Wanted(s.req)
-		d.For = fmt.Sprintf("%s of job %d%s", selection.CountCPUs(want), j.ID, s.r.freeIn(j, want-j.left.FreeAlone()))
-		if gres := srunopt.FormatGres(s.req.Gres); want <= j.left.FreeAlone() && gres != "" {
+		want := j.has.Wanted(s.req)
+		d.For = fmt.Sprintf("%s of job %d%s", selection.CountCPUs(want), j.ID, s.r.freeIn(j, want-j.has.FreeAlone()))
+		if gres := srunopt.FormatGres(s.req.Gres); want <= j.has.FreeAlone() && gres != "" {
 			d.For = fmt.Sprintf("%s of job %d", gres, j.ID)
 		}
 	}
@@ -375,9 +441,9 @@ func (s *seeker) doc(ahead int) api.NodeWaiting {
 
 // busyIn refuses a step that would fit in its job if it waited, and says what for.
 func (s *seeker) busyIn(j *job) error {
-	want, free := j.left.Wanted(s.req), j.left.FreeAlone()
+	want, free := j.has.Wanted(s.req), j.has.FreeAlone()
 	what := fmt.Sprintf("%s of job %d", selection.CountCPUs(want), j.ID)
-	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, selection.CountCPUs(want), selection.CountCPUs(len(j.cpus)), free)
+	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, selection.CountCPUs(want), selection.CountCPUs(len(j.has.CPUs)), free)
 	if n := j.line.ahead(s); n > 0 {
 		text += fmt.Sprintf("; %d wait before it", n)
 	}
@@ -461,27 +527,26 @@ func stepUntil(f *follower, killWait time.Duration) *time.Time {
 	return end
 }
 
-// freeOn says when a request fits that does not fit now, as the node's jobs are.
-func (r *registry) freeOn(req *step.Request) string {
-	has := r.has.Clone()
-	now := time.Now()
-	jobs := slices.SortedFunc(maps.Values(r.jobs), func(a, b *job) int {
-		return cmp.Or(compareTimes(a.until(r.killWait), b.until(r.killWait)), cmp.Compare(a.ID, b.ID))
-	})
-	for _, j := range jobs {
-		if j.phase == jobFreed {
-			continue
-		}
-		t := j.until(r.killWait)
-		if t == nil {
-			return fmt.Sprintf("; when is not known: job %d has no time limit", j.ID)
-		}
-		has.Release(j.share())
-		if _, _, err := has.Take(req); err == nil {
-			return "; " + byTime(*t, now)
-		}
+// freeOn says when the request fits that does not fit now, as the node's jobs are.
+func (s *seeker) freeOn() string {
+	w := s.r.has.WillRun(s.req, endOf(s.r))
+	switch n := len(w.Holders); {
+	case n == 0:
+		return ""
+	case w.At == nil:
+		return fmt.Sprintf("; when is not known: job %d has no time limit", w.Holders[n-1].ID)
 	}
-	return ""
+	return "; " + byTime(*w.At, time.Now())
+}
+
+// endOf is when a job gives back what it has at the latest, nil where that is not known.
+func endOf(r *registry) func(*selection.Job) *time.Time {
+	return func(has *selection.Job) *time.Time {
+		if j := r.jobs[has.ID]; j != nil && j.has == has {
+			return j.until(r.killWait)
+		}
+		return nil // it has no number yet
+	}
 }
 
 // freeIn says when so many more CPUs of the job are free, as its steps are.

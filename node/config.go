@@ -38,18 +38,10 @@ type Config struct {
 	// SlurmdSpool is SlurmdSpoolDir, "" where no file says it.
 	SlurmdSpool string
 
-	// CPUs are the numbers that steps may be given, ascending.
-	CPUs        []int
+	// Select is what jobs may have of the node. Its CPUs are ascending; without Memory.MB no job can
+	// ask for memory. MemoryBytes is what the node has.
+	Select      selection.Config
 	MemoryBytes uint64
-	// Cores are the cores of the CPUs by socket and number; nil where they are not
-	// known: requests for cores have then no effect here.
-	Cores []selection.Core
-	// Policy is what of them one job has for itself.
-	Policy selection.Policy
-	// Memory is how it is given out; without MB no job can ask for any. Gres are
-	// the node's generic resources.
-	Memory selection.Memory
-	Gres   []selection.Gres
 	// MaxTasks is MaxTasksPerNode; 0 is 512.
 	MaxTasks int
 
@@ -166,7 +158,7 @@ func (c *Config) complete() error {
 	switch {
 	case c.NodeName == "":
 		return errors.New("cannot start a node without a name")
-	case len(c.CPUs) == 0:
+	case len(c.Select.CPUs) == 0:
 		return fmt.Errorf("cannot start node %q without CPUs", c.NodeName)
 	case !filepath.IsAbs(c.RunDir):
 		return fmt.Errorf("cannot use run directory %q: not an absolute path", c.RunDir)

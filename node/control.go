@@ -230,7 +230,8 @@ func (n steps) Release(ctx context.Context, job uint32) error {
 	return n.awaitEnd(ctx, j.ended, "job")
 }
 
-// Suspend makes a step, or a job with all of its steps, stand still.
+// Suspend makes a step, or a job with all of its steps, stand still. The CPUs of a job that stands
+// still are free for other jobs.
 func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	if ref.StepID != nil {
 		return failed(n.eachStep(ref, func(f *follower) error { return f.suspend(ctx, by) }))
@@ -240,12 +241,19 @@ func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	if j == nil {
 		return api.Errorf(api.FailedPrecondition, "job %d has ended", ref.JobID)
 	}
-	if err := n.setSuspended(j, &state.Suspension{Since: time.Now(), By: by}); err != nil {
+	rec, err := n.setSuspended(j, by)
+	if err != nil {
 		return api.NewError(api.Internal, err.Error())
 	}
 	// Steps that were numbered meanwhile are among them; ending steps need no
 	// report.
-	return n.allOf(j, "suspended", func(f *follower) error { return f.suspend(ctx, by) })
+	if err := n.allOf(j, "suspended", func(f *follower) error { return f.suspend(ctx, by) }); err != nil {
+		return err
+	}
+	if err := n.freeCPUs(j, rec); err != nil {
+		return api.NewError(api.Internal, err.Error())
+	}
+	return nil
 }
 
 // allOf asks all steps of a job that was suspended or resumed, as is says. One that is so by itself,
@@ -268,12 +276,20 @@ func (n steps) allOf(j *job, is string, ask func(*follower) error) error {
 func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	resume := func(f *follower) error { return f.unsuspend(ctx, by) }
 	j := n.reg.job(ref.JobID)
-	if ref.StepID != nil || j == nil {
+	if j == nil {
 		return failed(n.eachStep(ref, resume))
 	}
 	was := n.reg.suspended(j)
 	if was != nil && was.By == 0 && by != 0 {
 		return api.Errorf(api.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
+	}
+	if ref.StepID != nil {
+		if was != nil { // the step needs the CPUs, and the job still takes no further ones
+			if err := n.takeCPUsBack(j, &state.Suspension{Since: was.Since, By: was.By}); err != nil {
+				return err
+			}
+		}
+		return failed(n.eachStep(ref, resume))
 	}
 	if was == nil {
 		told, err := n.eachStep(ref, resume)
@@ -283,8 +299,8 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 		return failed(told, err)
 	}
 	// The job first: no step is added to it then that stands still.
-	if err := n.setSuspended(j, nil); err != nil {
-		return api.NewError(api.Internal, err.Error())
+	if err := n.takeCPUsBack(j, nil); err != nil {
+		return err
 	}
 	return n.allOf(j, "resumed", resume)
 }
@@ -342,17 +358,53 @@ func failed(_ int, err error) error {
 	return nil
 }
 
-// setSuspended changes a job's state for ever, and then for the next request.
-// What root has suspended stays root's.
-func (n steps) setSuspended(j *job, rec *state.Suspension) error {
-	if was := n.reg.suspended(j); rec != nil && was != nil {
-		rec.Since = was.Since
+// setSuspended suspends a job for ever, and then for the next request. What root has suspended
+// stays root's.
+func (n steps) setSuspended(j *job, by uint32) (*state.Suspension, error) {
+	j.standing.Lock()
+	defer j.standing.Unlock()
+	rec := &state.Suspension{Since: time.Now(), By: by}
+	if was := n.reg.suspended(j); was != nil {
+		rec.Since, rec.CPUsFree = was.Since, was.CPUsFree
 		if was.By == 0 {
 			rec.By = 0
 		}
 	}
 	if err := n.store.SetSuspended(j.ID, rec); err != nil {
+		return nil, err
+	}
+	n.reg.setSuspended(j, rec)
+	return rec, nil
+}
+
+// freeCPUs lets other jobs have the CPUs of a job that stands still since rec, unless it, or a step
+// of it, was resumed meanwhile.
+func (n steps) freeCPUs(j *job, rec *state.Suspension) error {
+	j.standing.Lock()
+	defer j.standing.Unlock()
+	if n.reg.suspended(j) != rec || rec.CPUsFree {
+		return nil
+	}
+	free := *rec
+	free.CPUsFree = true
+	if err := n.store.SetSuspended(j.ID, &free); err != nil {
 		return err
+	}
+	n.reg.setSuspended(j, &free)
+	return nil
+}
+
+// takeCPUsBack gives a job the CPUs that freeCPUs has freed. rec is its suspension from then on, nil
+// where it is resumed.
+func (n steps) takeCPUsBack(j *job, rec *state.Suspension) error {
+	j.standing.Lock()
+	defer j.standing.Unlock()
+	if err := n.reg.takeCPUsBack(j); err != nil {
+		return api.Errorf(api.FailedPrecondition, "cannot resume job %d: %v: resume it when they have ended", j.ID, err)
+	}
+	if err := n.store.SetSuspended(j.ID, rec); err != nil {
+		n.reg.setSuspended(j, n.reg.suspended(j)) // as it was
+		return api.NewError(api.Internal, err.Error())
 	}
 	n.reg.setSuspended(j, rec)
 	return nil

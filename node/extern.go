@@ -179,7 +179,7 @@ func externOver(job uint32) error {
 
 // giveAll makes the step one that may use all that the job has.
 func (j *job) giveAll(spec *step.Spec) {
-	spec.CPUs, spec.NCPUs, spec.MemoryMB, spec.StepGres = j.CPUs, len(j.cpus), j.MemoryMB, j.Gres
+	spec.CPUs, spec.NCPUs, spec.MemoryMB, spec.StepGres = j.CPUs, len(j.has.CPUs), j.MemoryMB, j.Gres
 }
 
 // endExtern makes the end of an extern step that its job has ended what it is: its

@@ -20,6 +20,7 @@ import (
 	"stepd/api"
 	"stepd/internal/lookup"
 	"stepd/node/fakestepd"
+	"stepd/node/selection"
 	"stepd/node/store"
 	"stepd/step"
 	"stepd/step/launch"
@@ -165,7 +166,7 @@ func testConfig(t testing.TB, dir string) Config {
 	log.SetLevel(logrus.DebugLevel)
 	return Config{
 		NodeName: "n1", RunDir: filepath.Join(dir, "run"), SpoolDir: filepath.Join(dir, "spool"),
-		CPUs: []int{0, 1, 2, 3}, MPITypes: []string{"none", "pmi2"}, StepdPath: self,
+		Select: selection.Config{CPUs: []int{0, 1, 2, 3}}, MPITypes: []string{"none", "pmi2"}, StepdPath: self,
 		Users: fakeUsers{}, Tracker: &fakeTracker{ended: map[step.ID]int{}},
 		Containers: &fakeContainers{jobs: map[uint32]bool{}}, Log: log,
 	}

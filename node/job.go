@@ -22,9 +22,8 @@ import (
 // job is a running job. The registry's lock guards what changes of it.
 type job struct {
 	state.Job
-	cpus []int
-	// left is what the job has for its steps.
-	left *selection.Job
+	// has is what the job has of the node.
+	has *selection.Job
 	// line are the steps that wait for their share, in order.
 	line line
 	// running counts what may still use the job's CPUs: steps whose result is
@@ -41,6 +40,9 @@ type job struct {
 	spawning int
 	// exchange is what the steps' programs have for each other.
 	exchange *exchange.Exchange
+
+	// standing is held while the job's Suspended changes, in the state and here.
+	standing sync.Mutex
 
 	limits  sync.Mutex
 	limited map[string]bool // guarded by limits: what this noded has written of the job's limits
@@ -83,23 +85,26 @@ func (j *job) leave() *job {
 // exclusive reports whether steps of the job have their CPUs alone.
 func (j *job) exclusive() bool { return j.Origin == step.OriginAlloc || j.Origin == step.OriginBatch }
 
-func newJob(rec state.Job, cpus []int, n int, has *selection.Node, x *exchange.Config) *job {
-	j := &job{
-		Job: rec, cpus: cpus, running: n, present: n, phase: jobNew, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID, rec.Stack), exchange: exchange.New(x, rec.ID, rec.Names),
+func newJob(rec state.Job, has *selection.Job, n int, x *exchange.Config) *job {
+	has.ID = rec.ID
+	return &job{
+		Job: rec, has: has, running: n, present: n, phase: jobNew, ended: make(chan struct{}), scripts: scripts.NewJob(rec.ID, rec.Stack), exchange: exchange.New(x, rec.ID, rec.Names),
 	}
-	j.left = has.Job(j.share())
-	return j
 }
 
-// share is what the job has of the node.
-func (j *job) share() selection.Share {
-	return selection.Share{CPUs: j.cpus, MB: j.MemoryMB, Gres: j.Gres}
+// savedOf is what the record has of the job's resources. The error is of CPUs that cannot be read.
+func savedOf(rec *state.Job) (selection.Saved, error) {
+	cpus, err := step.ParseCPUList(rec.CPUs)
+	return selection.Saved{
+		Share:     selection.Share{CPUs: cpus, MB: rec.MemoryMB, Gres: rec.Gres, Shared: rec.Shared},
+		Suspended: rec.Suspended != nil && rec.Suspended.CPUsFree,
+	}, err
 }
 
 func (j *job) doc() api.NodeJob {
 	d := api.NodeJob{
 		ID: j.ID, UID: j.UID, User: j.User, Name: j.Name, Origin: j.Origin,
-		CPUs: step.FormatCPUList(j.cpus), Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{}, IDs: []string{},
+		CPUs: step.FormatCPUList(j.has.CPUs), CPUsFree: j.has.Saved.Suspended, Gres: srunopt.FormatAllocs(j.Gres), Steps: []uint32{}, IDs: []string{},
 		State: string(step.Running), Doing: j.scripts.Doing(), NTasks: j.NTasks,
 	}
 	if j.ends() {
@@ -271,7 +276,7 @@ func (e *jobEnd) place() {
 
 // facts are what the job's scripts are told about it on a node with these resources.
 func (j *job) facts(c *Config) scripts.Facts {
-	env, _ := selection.GresEnv(c.Gres, j.Gres, selection.GresScope{Batch: true})
+	env, _ := selection.GresEnv(c.Select.Gres, j.Gres, selection.GresScope{Batch: true})
 	return scripts.Facts{
 		Job: step.Spec{
 			Request: step.Request{

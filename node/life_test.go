@@ -42,7 +42,7 @@ func TestStepRuns(t *testing.T) {
 		t.Errorf("record %+v", rec)
 	}
 	tn.nothingLeft(id)
-	if u := tn.reg.usage(); u.freeCPU != 4 || len(u.jobs) != 0 {
+	if u := tn.reg.usage(); u.FreeCPUs != 4 || len(u.jobs) != 0 {
 		t.Errorf("usage after the end: %+v", u)
 	}
 	if stored, err := tn.store.Step(id); err != nil || stored.State != step.Failed {
@@ -106,7 +106,7 @@ func TestStepdDies(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 		tn.nothingLeft(step.ID{Job: 1})
-		if u := tn.reg.usage(); u.freeCPU != 4 {
+		if u := tn.reg.usage(); u.FreeCPUs != 4 {
 			t.Errorf("usage %+v", u)
 		}
 	})
@@ -344,8 +344,8 @@ func TestJobEndsWithItsStep(t *testing.T) {
 		t.Errorf("second step is %s", second)
 	}
 	tn.until(second, step.Running)
-	if u := tn.reg.usage(); u.freeCPU != 2 {
-		t.Errorf("%d CPUs are free, want 2", u.freeCPU)
+	if u := tn.reg.usage(); u.FreeCPUs != 2 {
+		t.Errorf("%d CPUs are free, want 2", u.FreeCPUs)
 	}
 	if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(first)}); err != nil {
 		t.Fatal(err)

@@ -68,6 +68,7 @@ func matrix() map[string]matrixRow {
 		"run":       requestRow(joiners),
 		"dryrun":    requestRow(joiners),
 		"reserve":   requestRow(joiners),
+		"willrun":   requestRow(joiners),
 		"alloc":     requestRow(makers),
 		"wait":      refRow(owners),
 		"show":      refRow(owners),

@@ -33,6 +33,7 @@ import (
 	"stepd/node/exchange"
 	"stepd/node/health"
 	"stepd/node/scripts"
+	"stepd/node/selection"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
@@ -94,9 +95,8 @@ func New(cfg Config) (*Node, error) {
 	n := &Node{
 		cfg: cfg, log: cfg.Log, boot: boot,
 		turns: newTurns(runtime.NumCPU()), leaveMax: leaveMax, reserveMax: reserveMax, askMax: askMax, killStepd: (*child.Process).Kill,
-		reg: newRegistry(cfg.CPUs, cfg.Memory, cfg.Gres, cfg.Cores...), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
+		reg: newRegistry(selection.New(cfg.Select)), stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}
-	n.reg.has.SetPolicy(cfg.Policy)
 	n.gate = n.reg.gate
 	n.reg.users.limits, n.reg.users.all = cfg.PerUser, cfg.AllSteps
 	n.reg.log = n.log

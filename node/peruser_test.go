@@ -9,7 +9,7 @@ import (
 )
 
 func TestPerUserReplay(t *testing.T) {
-	r := newRegistry([]int{0}, selection.Memory{}, nil)
+	r := testRegistry([]int{0}, selection.Memory{}, nil)
 	r.users.limits.ReplayBytes = 250
 	for _, want := range []int64{100, 100, 50, 0} {
 		if got := r.users.keepReplay(1000, 100); got != want {

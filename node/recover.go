@@ -65,6 +65,9 @@ func (n *Node) Recover(ctx context.Context) error {
 		}
 	}
 	ending := r.jobs(ctx, jobs, left)
+	if err := n.reg.confirm(); err != nil {
+		n.health.Drain(err.Error())
+	}
 	r.meetAll()
 	n.cfg.Meter.Adopted(r.adopted, time.Since(begin))
 	n.health.Recover(r.running)
@@ -211,13 +214,13 @@ func (r *recovery) meetAll() {
 
 // readopt takes back a job with n holders, as adopt does. One without ends.
 func (r *recovery) readopt(rec state.Job, holders int) *job {
-	cpus, err := step.ParseCPUList(rec.CPUs)
+	saved, err := savedOf(&rec)
 	if err != nil {
 		r.n.log.WithField("job", rec.ID).Errorf("cannot take back its CPUs: %v", err)
 	}
 	rec.GoOn(r.n.cfg.clock, r.n.boot)
 	r.jobIDs[rec.ID] = true
-	return r.n.reg.adopt(rec, cpus, holders)
+	return r.n.reg.adopt(rec, saved, holders)
 }
 
 // job takes back one job with the steps of it that had not ended.

@@ -54,7 +54,7 @@ func TestRestartAdopts(t *testing.T) {
 	if f := tn.reg.follower(a); f == nil || !f.known {
 		t.Error("what the store has of an adopted step is stored again")
 	}
-	if u := tn.reg.usage(); u.freeCPU != 2 || len(u.jobs) != 2 {
+	if u := tn.reg.usage(); u.FreeCPUs != 2 || len(u.jobs) != 2 {
 		t.Errorf("usage %+v: CPUs of adopted steps are taken", u)
 	}
 	inner := request("exit", "0")
@@ -123,7 +123,7 @@ func TestRestartBuries(t *testing.T) {
 		t.Errorf("the adopted: %+v", rec)
 	}
 	tn.nothingLeft(adopted)
-	if u := tn.reg.usage(); u.freeCPU != 4 || len(u.jobs) != 0 {
+	if u := tn.reg.usage(); u.FreeCPUs != 4 || len(u.jobs) != 0 {
 		t.Errorf("usage %+v", u)
 	}
 }

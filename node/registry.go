@@ -31,17 +31,17 @@ type registry struct {
 	exchanges exchange.Config
 
 	mu    sync.Mutex
-	has   *selection.Node       // guarded by mu
+	has   selection.Plugin      // guarded by mu
 	jobs  map[uint32]*job       // guarded by mu
 	steps map[step.ID]*follower // guarded by mu
 	line  line                  // guarded by mu: requests for a job of their own that wait
 }
 
-func newRegistry(cpus []int, mem selection.Memory, gres []selection.Gres, cores ...selection.Core) *registry {
+func newRegistry(has selection.Plugin) *registry {
 	freed := new(bell)
 	return &registry{
 		users: &users{limits: defaultPerUser(), steps: make(map[uint32]int), requests: make(map[uint32]int), replay: make(map[uint32]int64)}, gate: &health.Gate{Changed: freed.ring}, freed: freed, log: logrus.StandardLogger(),
-		has: selection.New(cpus, mem, gres, cores...), jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
+		has: has, jobs: make(map[uint32]*job), steps: make(map[step.ID]*follower),
 	}
 }
 
@@ -75,18 +75,18 @@ func (b *bell) ring() {
 func (r *registry) newJob(a *admission, rec state.Job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	a.job = r.makeLocked(rec, a.CPUs, 1)
+	a.job = r.makeLocked(rec, a.made, 1)
 	if rec.Implicit { // its first step's share is the job's
-		a.job.left.Hold(selection.Share{CPUs: a.CPUs})
+		a.made.StepInit(selection.Share{CPUs: a.CPUs})
 	}
 }
 
 // adopt takes back a job that an earlier noded left, with n holders: its
 // running steps, and the client of an allocation.
-func (r *registry) adopt(rec state.Job, cpus []int, n int) *job {
+func (r *registry) adopt(rec state.Job, saved selection.Saved, n int) *job {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	j := r.makeLocked(rec, cpus, n)
+	j := r.makeLocked(rec, r.has.JobInit(rec.ID, saved), n)
 	j.found = true
 	to := jobOpen
 	if n == 0 {
@@ -98,12 +98,11 @@ func (r *registry) adopt(rec state.Job, cpus []int, n int) *job {
 		_ = j.scripts.Skip() // of a job of which nothing is known yet
 	}
 	r.users.enter(rec.UID, n)
-	r.has.Hold(j.share())
 	return j
 }
 
-func (r *registry) makeLocked(rec state.Job, cpus []int, n int) *job {
-	j := newJob(rec, cpus, n, r.has, &r.exchanges)
+func (r *registry) makeLocked(rec state.Job, has *selection.Job, n int) *job {
+	j := newJob(rec, has, n, &r.exchanges)
 	r.jobs[rec.ID] = j
 	return j
 }
@@ -157,7 +156,7 @@ func (r *registry) takeBack(f *follower) {
 	if f.rec.GresOwn {
 		f.share.Held = f.rec.Gres
 	}
-	f.job.left.Hold(f.share)
+	f.job.has.StepInit(f.share)
 }
 
 // takeNothing gives back what an extern or interactive step was admitted with: it may use
@@ -221,12 +220,17 @@ func (r *registry) followers() []*follower {
 	return all
 }
 
+// confirm names the jobs of an earlier noded that the node has no room for any more.
+func (r *registry) confirm() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.has.Confirm()
+}
+
 // usage is the registry's part of the node document.
 type usage struct {
+	selection.Info
 	drained state.Drain
-	freeCPU int
-	usedMB  uint64
-	gres    []api.NodeGres
 	jobs    []api.NodeJob
 	waiting []api.NodeWaiting
 }
@@ -234,7 +238,7 @@ type usage struct {
 func (r *registry) usage() usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	u := usage{drained: r.gate.DrainNow(), freeCPU: r.has.FreeCPUs(), usedMB: r.has.UsedMB(), gres: r.has.GresDocs(), jobs: []api.NodeJob{}}
+	u := usage{Info: r.has.Info(), drained: r.gate.DrainNow(), jobs: []api.NodeJob{}}
 	for _, j := range r.jobs {
 		d := j.doc()
 		for id := range r.steps {
@@ -282,13 +286,26 @@ func (r *registry) suspended(j *job) *state.Suspension {
 	return j.Suspended
 }
 
+// setSuspended changes whether the job stands still, and whether other jobs may have its CPUs
+// meanwhile: takeCPUsBack comes before the end of that.
 func (r *registry) setSuspended(j *job, rec *state.Suspension) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	j.Suspended = rec
-	if rec == nil && len(j.line) > 0 {
+	free := rec != nil && rec.CPUsFree
+	if free {
+		r.has.Suspend(j.has)
+	}
+	if free || rec == nil && len(j.line) > 0 {
 		r.freed.ring() // they may go on
 	}
+}
+
+// takeCPUsBack gives a job the CPUs that it has let others have, or says which jobs have them.
+func (r *registry) takeCPUsBack(j *job) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.has.Resume(j.has)
 }
 
 // abandon gives an admission back: no step came of it. It returns the job
@@ -298,7 +315,7 @@ func (r *registry) abandon(a *admission) (ended *job) {
 	defer r.mu.Unlock()
 	r.users.leave(a.uid)
 	if a.job == nil {
-		r.releaseLocked(a.Share)
+		r.releaseLocked(a.made)
 		return nil
 	}
 	r.giveBackLocked(a.job, a.Share)
@@ -378,7 +395,7 @@ func (r *registry) unkeep(j *job) (ended *job) {
 
 // giveBackLocked ends a step's share of its job.
 func (r *registry) giveBackLocked(j *job, sh selection.Share) {
-	j.left.Release(sh)
+	j.has.StepFinish(sh)
 	if len(sh.Held) > 0 || sh.Alone {
 		r.freed.ring()
 	}
@@ -403,13 +420,13 @@ func (r *registry) free(j *job) {
 
 func (r *registry) freeLocked(j *job) {
 	if j.phase != jobFreed && r.moveLocked(j, jobFreed) {
-		r.releaseLocked(j.share())
+		r.releaseLocked(j.has)
 	}
 }
 
-// releaseLocked gives a job's share back.
-func (r *registry) releaseLocked(sh selection.Share) {
-	r.has.Release(sh)
+// releaseLocked gives back what a job has.
+func (r *registry) releaseLocked(has *selection.Job) {
+	r.has.Fini(has)
 	r.freed.ring()
 }
 

@@ -38,6 +38,11 @@ func openJob(t *testing.T, r *registry, id, uid uint32) *follower {
 	return f
 }
 
+// testRegistry is a registry of a node with these resources.
+func testRegistry(cpus []int, mem selection.Memory, gres []selection.Gres, cores ...selection.Core) *registry {
+	return newRegistry(selection.New(selection.Config{CPUs: cpus, Cores: cores, Memory: mem, Gres: gres}))
+}
+
 func TestAdmit(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
@@ -62,12 +67,12 @@ func TestAdmit(t *testing.T) {
 		{"root has no such limit", 0, func(r *registry) { r.users.steps[0] = r.users.limits.Steps }, nil, api.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
+			r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 			openJob(t, r, 7, 1000)
 			if tc.before != nil {
 				tc.before(r)
 			}
-			free := r.usage().freeCPU
+			free := r.usage().FreeCPUs
 			a, err := admit(r, tc.uid, tc.change)
 			if api.CodeOf(err) != tc.want {
 				t.Fatalf("got %v, want %v", err, tc.want)
@@ -77,7 +82,7 @@ func TestAdmit(t *testing.T) {
 					t.Error("abandon has ended a job that runs")
 				}
 			}
-			if got := r.usage().freeCPU; got != free {
+			if got := r.usage().FreeCPUs; got != free {
 				t.Errorf("%d CPUs free, want %d", got, free)
 			}
 		})
@@ -90,7 +95,7 @@ func ptr[T any](v T) *T { return &v }
 // the moment between the two.
 func TestAdmitWaits(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0}, selection.Memory{}, nil)
+	r := testRegistry([]int{0}, selection.Memory{}, nil)
 	f := openJob(t, r, 1, 1000)
 	admitted := make(chan error, 1)
 	go func() {
@@ -125,7 +130,7 @@ func TestAdmitWaits(t *testing.T) {
 // TestJobEnds: CPUs are free when all results are known, the job is gone when
 // all steps are cleaned up, and its first step's end closes it.
 func TestJobEnds(t *testing.T) {
-	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
+	r := testRegistry([]int{0, 1}, selection.Memory{}, nil)
 	first := openJob(t, r, 1, 1000)
 	a, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) })
 	if err != nil {
@@ -140,15 +145,15 @@ func TestJobEnds(t *testing.T) {
 	if _, err := admit(r, 1000, func(r *step.Request) { r.Job = ptr(uint32(1)) }); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step of an ending job: %v", err)
 	}
-	if r.remove(first) != nil || r.usage().freeCPU != 1 {
+	if r.remove(first) != nil || r.usage().FreeCPUs != 1 {
 		t.Error("the job ended before its second step")
 	}
-	if cancel, idle := r.settle(second); len(cancel) != 0 || !idle || r.usage().freeCPU != 1 {
-		t.Errorf("after both results: %v cancelled, idle %v, %d free", cancel, idle, r.usage().freeCPU)
+	if cancel, idle := r.settle(second); len(cancel) != 0 || !idle || r.usage().FreeCPUs != 1 {
+		t.Errorf("after both results: %v cancelled, idle %v, %d free", cancel, idle, r.usage().FreeCPUs)
 	}
 	r.free(first.job)
-	if r.usage().freeCPU != 2 {
-		t.Errorf("%d free", r.usage().freeCPU)
+	if r.usage().FreeCPUs != 2 {
+		t.Errorf("%d free", r.usage().FreeCPUs)
 	}
 	j := r.remove(second)
 	if j == nil || j.ID != 1 {
@@ -166,7 +171,7 @@ func TestAdmitResources(t *testing.T) {
 	t.Parallel()
 	mem := selection.Memory{MB: 1000, Consumable: true}
 	twoGPUs := []selection.Gres{{Name: "gpu", Type: "a", Count: 2, Files: [][]string{{"/dev/nvidia0"}, {"/dev/nvidia1"}}}, {Name: "gpu", Type: "b", Count: 1, First: 2, Files: [][]string{{"/dev/nvidia4"}}}}
-	r := newRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
+	r := testRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
 	ask := func(mb uint64, gres string) func(*step.Request) {
 		return func(req *step.Request) {
 			req.Gres = wantGres(t, gres)
@@ -185,8 +190,8 @@ func TestAdmitResources(t *testing.T) {
 	says(t, err, "needs 500 MB of memory on this node: of its 1000 MB 400 MB are free")
 	_, err = admit(r, 1001, ask(0, "gpu:2"))
 	says(t, err, "it needs gpu:2, and of 3 gpu 1 are free: job 3 has gpu:a:2(IDX:0-1)")
-	if r.has.FreeCPUs() != 3 || r.has.UsedMB() != 600 {
-		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.has.FreeCPUs(), r.has.UsedMB())
+	if r.has.Info().FreeCPUs != 3 || r.has.Info().UsedMB != 600 {
+		t.Errorf("a refusal has taken something: %d CPUs free, %d MB used", r.has.Info().FreeCPUs, r.has.Info().UsedMB)
 	}
 
 	// Its steps: all of it by default, a part that is their own, or none.
@@ -219,11 +224,15 @@ func TestAdmitResources(t *testing.T) {
 
 	r.moveLocked(a.job, jobIdle) // as when the last step has ended
 	r.free(a.job)
-	if r.has.UsedMB() != 0 {
-		t.Errorf("%d MB used after the job's end", r.has.UsedMB())
+	if r.has.Info().UsedMB != 0 {
+		t.Errorf("%d MB used after the job's end", r.has.Info().UsedMB)
 	}
-	again := newRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
-	again.adopt(a.job.Job, []int{0}, 1)
+	again := testRegistry([]int{0, 1, 2, 3}, mem, twoGPUs)
+	saved, err := savedOf(&a.job.Job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.adopt(a.job.Job, saved, 1)
 	_, err = admit(again, 1001, ask(0, "gpu:a:1"))
 	says(t, err, "job 3 has gpu:a:2(IDX:0-1)")
 	_, err = admit(again, 1001, ask(401, ""))
@@ -232,7 +241,7 @@ func TestAdmitResources(t *testing.T) {
 
 // Steps of one job get the CPUs that its others use least.
 func TestStepsSpreadInTheirJob(t *testing.T) {
-	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
+	r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 	a, err := admit(r, 1000, func(req *step.Request) { req.NTasks = 3 })
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +276,7 @@ func says(t *testing.T, err error, text string) {
 // where they are asked to.
 func TestStepsAlone(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
+	r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 	job := ptr(uint32(1))
 	a, err := admit(r, 1000, func(r *step.Request) { r.NTasks = 4 })
 	if err != nil {
@@ -366,7 +375,7 @@ func TestStepsAlone(t *testing.T) {
 // have a time limit.
 func TestFreeOn(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
+	r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{}, nil)
 	soon, late := time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 	for i, end := range []*time.Time{&late, &soon, nil} {
 		a, err := admit(r, 1000, nil)
@@ -383,7 +392,7 @@ func TestFreeOn(t *testing.T) {
 			t.Errorf("%d CPUs: %v, want %q", n, err, want)
 		}
 	}
-	if free := r.usage().freeCPU; free != 1 {
+	if free := r.usage().FreeCPUs; free != 1 {
 		t.Errorf("%d CPUs are free", free)
 	}
 }
@@ -392,7 +401,7 @@ func TestFreeOn(t *testing.T) {
 // forgotten the last one, is another job: the end of the last run does not end it, and a step
 // that waits in the last run is none of it.
 func TestNumberAgain(t *testing.T) {
-	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
+	r := testRegistry([]int{0, 1}, selection.Memory{}, nil)
 	run := func() *follower {
 		t.Helper()
 		a, err := admit(r, 1000, nil)
@@ -436,7 +445,7 @@ func TestNumberAgain(t *testing.T) {
 // TestAdmitCores: a job gets whole cores where it says so, and its steps theirs.
 func TestAdmitCores(t *testing.T) {
 	t.Parallel()
-	r := newRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, selection.Memory{}, nil, selection.Core{Socket: 0, CPUs: []int{0, 1}}, selection.Core{Socket: 0, CPUs: []int{2, 3}}, selection.Core{Socket: 1, CPUs: []int{4, 5}}, selection.Core{Socket: 1, CPUs: []int{6, 7}})
+	r := testRegistry([]int{0, 1, 2, 3, 4, 5, 6, 7}, selection.Memory{}, nil, selection.Core{Socket: 0, CPUs: []int{0, 1}}, selection.Core{Socket: 0, CPUs: []int{2, 3}}, selection.Core{Socket: 1, CPUs: []int{4, 5}}, selection.Core{Socket: 1, CPUs: []int{6, 7}})
 	f := openJob(t, r, 1, 1000) // has CPU 0
 	a, err := admit(r, 1001, func(req *step.Request) { req.NTasks, req.Binding.ThreadsPerCore = 2, 1 })
 	if err != nil || !slices.Equal(a.CPUs, []int{2, 3, 4, 5}) {
@@ -446,8 +455,8 @@ func TestAdmitCores(t *testing.T) {
 		t.Errorf("one core is free: %v", err)
 	}
 	r.abandon(a)
-	f.job.cpus = []int{0, 1, 2, 3} // as of a job of four
-	f.job.left = r.has.Job(f.job.share())
+	r.has.Fini(f.job.has)
+	f.job.has = r.has.JobInit(1, selection.Saved{Share: selection.Share{CPUs: []int{0, 1, 2, 3}}}) // as of a job of four
 	for _, c := range []struct {
 		change func(*step.Request)
 		want   []int
@@ -476,7 +485,7 @@ func wantGres(t *testing.T, text string) []step.GresRequest {
 
 // TestJobMoves: an illegal move is named, and changes nothing.
 func TestJobMoves(t *testing.T) {
-	r := newRegistry([]int{0}, selection.Memory{}, nil)
+	r := testRegistry([]int{0}, selection.Memory{}, nil)
 	log := logrus.New()
 	var text strings.Builder
 	log.SetOutput(&text)
@@ -487,7 +496,7 @@ func TestJobMoves(t *testing.T) {
 	}
 	r.newJob(a, state.Job{ID: 3, UID: 1000, Implicit: true})
 	r.free(a.job)
-	if a.job.phase != jobNew || r.has.FreeCPUs() != 0 || !strings.Contains(text.String(), "job 3 is new and cannot become freed") {
-		t.Errorf("the job is %s, %d CPUs are free, and the log has %q", a.job.phase, r.has.FreeCPUs(), text.String())
+	if a.job.phase != jobNew || r.has.Info().FreeCPUs != 0 || !strings.Contains(text.String(), "job 3 is new and cannot become freed") {
+		t.Errorf("the job is %s, %d CPUs are free, and the log has %q", a.job.phase, r.has.Info().FreeCPUs, text.String())
 	}
 }

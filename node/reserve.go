@@ -233,7 +233,7 @@ func (n launcher) implicitJob(spec *step.Spec, want step.ID) state.Job {
 func (n launcher) jobOf(spec *step.Spec) state.Job {
 	j := state.Job{
 		UID: spec.User.UID, User: spec.User.Name, GID: spec.User.GID, CPUs: spec.CPUs,
-		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres,
+		MemoryMB: spec.JobMemoryMB, Gres: spec.JobGres, Shared: spec.Overcommit,
 		Origin: spec.Origin, Name: spec.Name, NTasks: spec.JobNTasks, WorkDir: spec.Cwd,
 		Array: spec.Array, Restarts: spec.RestartCount, Stack: machine(n).keepStack(),
 		Started: spec.JobStarted, LimitS: spec.JobLimitS, CPUsPerTask: spec.CPUsPerTask, SubmitHost: spec.SubmitHost,
@@ -393,7 +393,7 @@ func (n launcher) Alloc(ctx context.Context, caller api.Peer, in *api.RunRequest
 	if err := n.openAlloc(j, user); err != nil {
 		return nil, err
 	}
-	return &api.AllocReply{JobID: j.ID, Node: n.cfg.NodeName, CPUs: len(j.cpus), CPUList: j.CPUs, Partition: n.cfg.Site.Partition}, nil
+	return &api.AllocReply{JobID: j.ID, Node: n.cfg.NodeName, CPUs: len(j.has.CPUs), CPUList: j.CPUs, Partition: n.cfg.Site.Partition}, nil
 }
 
 // openAlloc lets an allocation take steps on this node: with PrologFlags=Alloc when its

@@ -63,7 +63,7 @@ func packedChange(c step.LaunchChange) *step.LaunchChange {
 func (tn *testNode) idle() {
 	tn.t.Helper()
 	deadline := time.Now().Add(testTimeout)
-	for tn.reg.usage().freeCPU != 4 || len(tn.reg.usage().jobs) != 0 {
+	for tn.reg.usage().FreeCPUs != 4 || len(tn.reg.usage().jobs) != 0 {
 		if time.Now().After(deadline) {
 			tn.t.Fatalf("usage %+v", tn.reg.usage())
 		}
@@ -88,7 +88,7 @@ func TestReserveAndLaunch(t *testing.T) {
 	if rec := tn.until(id, step.Pending); rec.StepdPID != 0 || id != (step.ID{Job: 1}) {
 		t.Errorf("reserved %+v", rec)
 	}
-	if u := tn.reg.usage(); u.freeCPU != 3 || len(u.jobs) != 1 {
+	if u := tn.reg.usage(); u.FreeCPUs != 3 || len(u.jobs) != 1 {
 		t.Errorf("usage %+v: a reservation has its CPUs", u)
 	}
 	inner := request("exit", "0")
@@ -232,7 +232,7 @@ func TestAlloc(t *testing.T) {
 	if err != nil || id != 1 {
 		t.Fatalf("job %d, %v", id, err)
 	}
-	if u := tn.reg.usage(); u.freeCPU != 1 || len(u.jobs) != 1 || u.jobs[0].Origin != step.OriginAlloc || u.jobs[0].Name != "work" {
+	if u := tn.reg.usage(); u.FreeCPUs != 1 || len(u.jobs) != 1 || u.jobs[0].Origin != step.OriginAlloc || u.jobs[0].Name != "work" {
 		t.Errorf("usage %+v", u)
 	}
 	var doc api.Node

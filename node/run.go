@@ -203,7 +203,7 @@ func (n launcher) spec(req *step.Request, user step.User, a *admission) *step.Sp
 		s.Spank = n.stackOf(s.Spank, a.job.Stack)
 		a.job.limitTime(s, n.cfg.clock.Now())
 	}
-	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.places.localGres()})
+	s.GresEnv, s.GresUnset = selection.GresEnv(n.cfg.Select.Gres, s.StepGres, selection.GresScope{Batch: s.Origin == step.OriginBatch && a.job == nil, Local: n.places.localGres()})
 	s.Spank.Quarantined = n.health.Plugins.List()
 	s.NoNewPrivs = s.NoNewPrivs || n.cfg.NoNewPrivs
 	s.Env = n.taskEnv(s.Env)
@@ -269,6 +269,19 @@ func (n launcher) DryRun(ctx context.Context, caller api.Peer, in *api.RunReques
 		return nil, err
 	}
 	return &api.DryRunReply{Plan: d}, nil
+}
+
+// WillRun returns when Run would start the request, and takes nothing.
+func (n launcher) WillRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.WillRunReply, error) {
+	req := in.Request
+	if err := n.check(req); err != nil {
+		return nil, err
+	}
+	user, err := n.userFor(ctx, caller, req)
+	if err != nil {
+		return nil, err
+	}
+	return n.reg.seek(req, user, caller.Root()).willRun()
 }
 
 func (n launcher) dryRunOf(ctx context.Context, spec *step.Spec, plan *launch.LimitPlan) (*api.DryRun, error) {

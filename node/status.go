@@ -30,8 +30,8 @@ func (n machine) Status(ctx context.Context) api.Node {
 	u := n.reg.usage()
 	d := api.Node{
 		Name: n.cfg.NodeName, State: nodeState(u.drained.Drained, len(u.jobs)), Reason: u.drained.Reason,
-		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryBytes: n.cfg.MemoryBytes, UsableMB: n.cfg.Memory.MB,
-		UsedMB: u.usedMB, Gres: u.gres,
+		CPUs: len(n.cfg.Select.CPUs), FreeCPUs: u.FreeCPUs, MemoryBytes: n.cfg.MemoryBytes, UsableMB: n.cfg.Select.Memory.MB,
+		UsedMB: u.UsedMB, Select: u.NodeSelect, Gres: u.Gres,
 		Proctrack: n.cfg.Tracker.Kind(), Container: n.cfg.ContainerType,
 		Fallbacks: n.fallbackList(), Jobs: u.jobs, Waiting: u.waiting, Plugins: []Plugin{},
 		Unkillable: n.health.Docs(), Daemon: daemonNow(),
@@ -177,7 +177,7 @@ func (n machine) ClientConfig() *api.ConfigReply {
 	c := &n.cfg
 	spank := c.Site.Spank
 	reply := &api.ConfigReply{
-		Node: c.NodeName, CPUs: len(c.CPUs), MaxTasks: c.MaxTasks, MPIDefault: c.MPIDefault, MPITypes: c.MPITypes,
+		Node: c.NodeName, CPUs: len(c.Select.CPUs), MaxTasks: c.MaxTasks, MPIDefault: c.MPIDefault, MPITypes: c.MPITypes,
 		Plugstack: spank.Plugstack, PluginDirs: spank.PluginDirs, Cluster: c.Site.Cluster,
 		AllowReleases: spank.AllowReleases, HookTimeoutS: spank.HookTimeoutS, SpankStrict: spank.Strict, SlurmConf: c.Site.SlurmConf,
 		RequireSafe: spank.RequireSafe, InteractiveStep: c.InteractiveStep, MemoryUnlimited: c.MemoryUnlimited,
@@ -397,7 +397,7 @@ func (n *Node) Figures() Figures {
 	u := n.reg.usage()
 	f := Figures{
 		State: nodeState(u.drained.Drained, len(u.jobs)), Steps: map[step.State]int{}, Jobs: len(u.jobs),
-		CPUs: len(n.cfg.CPUs), FreeCPUs: u.freeCPU, MemoryMB: n.cfg.Memory.MB, UsedMB: u.usedMB, Gres: u.gres,
+		CPUs: len(n.cfg.Select.CPUs), FreeCPUs: u.FreeCPUs, MemoryMB: n.cfg.Select.Memory.MB, UsedMB: u.UsedMB, Gres: u.Gres,
 		Unkillable: len(n.health.Docs()), Fallbacks: len(n.fallbackList()),
 	}
 	if count := n.connections.Load(); count != nil {

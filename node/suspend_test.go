@@ -135,8 +135,8 @@ func TestResumedWhileLaunched(t *testing.T) {
 // step that was found again may have been resumed by itself.
 func TestAddToSuspended(t *testing.T) {
 	for phase, want := range map[stepPhase]bool{stepReserved: true, stepStarting: false} {
-		r := newRegistry([]int{0}, selection.Memory{}, nil)
-		j := r.adopt(state.Job{ID: 1, UID: 1000, Suspended: &state.Suspension{By: 7}}, []int{0}, 1)
+		r := testRegistry([]int{0}, selection.Memory{}, nil)
+		j := r.adopt(state.Job{ID: 1, UID: 1000, Suspended: &state.Suspension{By: 7}}, selection.Saved{Share: selection.Share{CPUs: []int{0}}}, 1)
 		f := &follower{id: step.ID{Job: 1}, job: j, phase: phase}
 		r.add(f)
 		if got := f.suspendBy != nil && *f.suspendBy == 7; got != want {

@@ -22,7 +22,7 @@ func patient(r *registry, req *step.Request) *seeker {
 // TestWaitersAreBounded: steps that wait for their share of a job count as their user's
 // steps, and go on waiting while the job is suspended.
 func TestWaitersAreBounded(t *testing.T) {
-	r := newRegistry([]int{0, 1}, selection.Memory{}, nil)
+	r := testRegistry([]int{0, 1}, selection.Memory{}, nil)
 	r.users.limits.Steps = 4
 	job := new(uint32)
 	*job = 1

@@ -366,7 +366,7 @@ func TestBatchStepdLost(t *testing.T) {
 // TestImmediateNeverFits: a request that would not fit on the empty node either never waits,
 // for it would block the line for ever.
 func TestImmediateNeverFits(t *testing.T) {
-	r := newRegistry([]int{0, 1, 2, 3}, selection.Memory{MB: 1000, Consumable: true}, nil, selection.Core{Socket: 0, CPUs: []int{0, 1}}, selection.Core{Socket: 0, CPUs: []int{2, 3}})
+	r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{MB: 1000, Consumable: true}, nil, selection.Core{Socket: 0, CPUs: []int{0, 1}}, selection.Core{Socket: 0, CPUs: []int{2, 3}})
 	four := func(r *step.Request) { r.NTasks = 4 }
 	whole, err := admit(r, 1000, four)
 	if err != nil {

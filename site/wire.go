@@ -2,6 +2,7 @@ package site
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,12 +57,16 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 		return node.Config{}, err
 	}
 	gres := place.Gres(s.conf)
+	selected, err := s.selection(has, gres, log)
+	if err != nil {
+		return node.Config{}, err
+	}
 	cfg := node.Config{
 		Version: build.Version(),
 		RunDir:  s.Run, SpoolDir: s.Spool, SlurmdSpool: s.conf.SlurmdSpoolDir, Log: log, StepdLog: logFile, StepdPath: stepd, Programs: []string{stepd, spankhost},
 		NodeName: s.conf.Node.Name, Site: s.steps(has.unbindable, log),
 
-		CPUs: has.cpus, Policy: selection.Policy{Unit: selection.Unit(s.conf.Unit()), OneTaskPerCore: s.conf.OneTaskPerCore()}, Cores: nodeCores(log, has.cpus, has.bindable()), MemoryBytes: has.memory, Memory: s.memory(has.usable()), Gres: gres,
+		Select: selected, MemoryBytes: has.memory,
 		Limits: place.NewLimits(s.conf, tracker, gres, has.memory, has.bindable()), Binding: binding, Preview: s.preview,
 		DrainReason: strings.Join(s.drain, "; "), Fallbacks: has.fallbacks(),
 
@@ -479,6 +484,95 @@ func (s *Site) cpus() (cpus []int, bindable bool, err error) {
 		cpus = append(cpus, i)
 	}
 	return cpus, false, nil
+}
+
+// selection is what jobs may have of the node.
+func (s *Site) selection(has *machine, gres []selection.Gres, log *logrus.Logger) (selection.Config, error) {
+	cfg := selection.Config{
+		Type: s.conf.SelectType, Policy: selection.Policy{Unit: selection.Unit(s.conf.Unit()), OneTaskPerCore: s.conf.OneTaskPerCore()},
+		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), Memory: s.memory(has.usable()), Gres: gres,
+	}
+	if !has.bindable() {
+		cfg.Cores = believedCores(has.cpus, &s.conf.Node)
+	}
+	for i, g := range s.conf.Gres {
+		cfg.Gres[i].CPUs = cpusOfCores(&cfg, g.Cores)
+	}
+	cfg.Spec = specCPUs(&cfg, &s.conf.Node)
+	if len(cfg.Spec) == len(cfg.CPUs) {
+		return cfg, fmt.Errorf("cannot keep %d CPUs from jobs (CoreSpecCount, CpuSpecList): the node has no other", len(cfg.Spec))
+	}
+	isSpec := func(cpu int) bool { return slices.Contains(cfg.Spec, cpu) }
+	cfg.CPUs = slices.DeleteFunc(slices.Clone(cfg.CPUs), isSpec)
+	cfg.Cores = slices.DeleteFunc(slices.Clone(cfg.Cores), func(c selection.Core) bool { return isSpec(c.CPUs[0]) })
+	return cfg, nil
+}
+
+// believedCores are the cores of a node that has more CPUs than the machine, by its NodeName
+// line; nil where that does not say how many.
+func believedCores(cpus []int, n *slurmconf.Node) (cores []selection.Core) {
+	threads, perSocket := max(n.ThreadsPerCore, 1), max(n.CoresPerSocket, 1)
+	if max(n.Boards, 1)*max(n.Sockets, 1)*perSocket*threads != len(cpus) {
+		return nil
+	}
+	for i := 0; i < len(cpus); i += threads {
+		cores = append(cores, selection.Core{Socket: i / threads / perSocket, CPUs: cpus[i : i+threads]})
+	}
+	return cores
+}
+
+// coresOf are the node's cores; each CPU counts as one where they are not known.
+func coresOf(cfg *selection.Config) []selection.Core {
+	if cfg.Cores != nil {
+		return cfg.Cores
+	}
+	var cores []selection.Core
+	for _, cpu := range cfg.CPUs {
+		cores = append(cores, selection.Core{CPUs: []int{cpu}})
+	}
+	return cores
+}
+
+// cpusOfCores are the CPUs of the cores of these numbers, as far as the node has them.
+func cpusOfCores(cfg *selection.Config, numbers []int) (cpus []int) {
+	cores := coresOf(cfg)
+	for _, i := range numbers {
+		if i < len(cores) {
+			cpus = append(cpus, cores[i].CPUs...)
+		}
+	}
+	slices.Sort(cpus)
+	return cpus
+}
+
+// specCPUs are the CPUs that no job gets: with CpuSpecList the cores of its CPUs, with CoreSpecCount
+// so many cores, as in Slurm the last one of each socket in turn, from the last socket on.
+func specCPUs(cfg *selection.Config, n *slurmconf.Node) (spec []int) {
+	cores := coresOf(cfg)
+	first := 0 // abstract number of the core's first CPU
+	for _, c := range cores {
+		if slices.ContainsFunc(n.CPUSpecList, func(cpu int) bool { return cpu >= first && cpu < first+len(c.CPUs) }) {
+			spec = append(spec, c.CPUs...)
+		}
+		first += len(c.CPUs)
+	}
+	left := make(map[int][]selection.Core) // of each socket
+	for _, c := range cores {
+		left[c.Socket] = append(left[c.Socket], c)
+	}
+	sockets := slices.Sorted(maps.Keys(left))
+	slices.Reverse(sockets)
+	for taken := 0; taken < min(n.CoreSpecCount, len(cores)); {
+		for _, socket := range sockets {
+			if last := len(left[socket]) - 1; last >= 0 && taken < n.CoreSpecCount {
+				spec = append(spec, left[socket][last].CPUs...)
+				left[socket] = left[socket][:last]
+				taken++
+			}
+		}
+	}
+	slices.Sort(spec)
+	return spec
 }
 
 // nodeCores are the cores of the node's CPUs, for what requests say of them; nil

@@ -457,6 +457,7 @@ func exclusive() [][2]string {
 		{"DefMemPerCPU", "DefMemPerNode"},
 		{"MaxMemPerCPU", "MaxMemPerNode"},
 		{"Sockets", "SocketsPerBoard"},
+		{"CoreSpecCount", "CpuSpecList"},
 	}
 }
 

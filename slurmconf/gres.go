@@ -30,6 +30,8 @@ type Gres struct {
 	// resource that is counted only.
 	Files         []string
 	MultipleFiles bool
+	// Cores are the cores near it, numbered through the node's sockets; nil is none in particular.
+	Cores []int
 	// Flags are in the spelling of the constants below. A gpu always has the
 	// flags of its environment: all four where the file names none.
 	Flags []string
@@ -125,8 +127,8 @@ func (g *gresLine) keys() keySet {
 		"name":          parsed(&g.gres.Name, gresName),
 		"type":          parsed(&g.gres.Type, gresName),
 		"count":         g.count,
-		"cores":         unused,
-		"cpus":          unused, // the key's name before 15.08
+		"cores":         parsed(&g.gres.Cores, numberList),
+		"cpus":          parsed(&g.gres.Cores, numberList), // the key's name before 15.08
 		"file":          g.files(false),
 		"files":         g.files(false),
 		"multiplefiles": g.files(true),

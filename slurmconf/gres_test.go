@@ -36,13 +36,11 @@ func TestGres(t *testing.T) {
 			name: "types, in the order of gres.conf", node: "gpu:b:1,gpu:a:2",
 			gres: "Name=gpu Type=a File=/dev/n0 Cores=0-1\nName=gpu Type=b File=/dev/n1 CPUs=3,2\nName=gpu Type=a File=/dev/n2 Links=16,8,-1\n",
 			want: []Gres{
-				{Name: "gpu", Type: "a", Count: 1, Files: []string{"/dev/n0"}, Flags: all},
-				{Name: "gpu", Type: "b", Count: 1, Files: []string{"/dev/n1"}, Flags: all},
+				{Name: "gpu", Type: "a", Count: 1, Files: []string{"/dev/n0"}, Cores: []int{0, 1}, Flags: all},
+				{Name: "gpu", Type: "b", Count: 1, Files: []string{"/dev/n1"}, Cores: []int{2, 3}, Flags: all},
 				{Name: "gpu", Type: "a", Count: 1, Files: []string{"/dev/n2"}, Flags: all},
 			},
 			problems: []string{
-				`ignored: gres.conf:1: Cores: read, not used yet`,
-				`ignored: gres.conf:2: CPUs: read, not used yet`,
 				`ignored: gres.conf:3: Links: read, not used yet`,
 			},
 		},

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"stepd/step"
 )
 
 // Node is one node of slurm.conf. A number that was not set is zero: the hardware's
@@ -22,6 +24,10 @@ type Node struct {
 	ThreadsPerCore int
 	// RealMemory and MemSpecLimit are in MiB (Slurm's "megabytes").
 	RealMemory, MemSpecLimit uint64
+	// CoreSpecCount is how many cores no job gets. CPUSpecList are CPUs that no job gets, nor
+	// others of their cores, by Slurm's abstract numbers: sockets, cores and threads in their order.
+	CoreSpecCount int
+	CPUSpecList   []int
 	// CpuBind is the default of --cpu-bind, as in TaskPluginParam; "" is not set.
 	CpuBind string
 	// Gres is what Gres= says, nil where it is not set; Config.Gres is what
@@ -53,8 +59,8 @@ func (n *Node) keys() keySet {
 		"threadspercore": count(&n.ThreadsPerCore, 1, hardMax),
 		"realmemory":     count(&n.RealMemory, 1, memoryMax),
 		"memspeclimit":   count(&n.MemSpecLimit, 0, memoryMax),
-		"corespeccount":  unused,
-		"cpuspeclist":    unused,
+		"corespeccount":  count(&n.CoreSpecCount, 0, hardMax),
+		"cpuspeclist":    parsed(&n.CPUSpecList, numberList),
 		"gres":           parsed(&n.Gres, nodeGres),
 		// The line's own, and what concerns the controller alone.
 		"nodename": nothing, "nodehostname": nothing, "nodeaddr": nothing,
@@ -62,6 +68,19 @@ func (n *Node) keys() keySet {
 		"tmpdisk": nothing, "port": nothing, "reason": nothing, "cpubind": parsed(&n.CpuBind, cpuBind), "parameters": nothing,
 		"restrictedcorespergpu": nothing, "suspendtime": nothing, "topology": nothing, "tresweights": nothing, "gresconf": nothing,
 	}
+}
+
+// numberList reads "0-3,8", in any order.
+func numberList(v string) (list []int, _ *flaw) {
+	for part := range strings.SplitSeq(v, ",") {
+		more, err := step.ParseCPUList(part)
+		if err != nil || len(more) == 0 {
+			return nil, wrong("write numbers such as 0-3,8", "%.40q is no range of numbers", part)
+		}
+		list = append(list, more...)
+	}
+	slices.Sort(list)
+	return slices.Compact(list), nil
 }
 
 // nodeLine is a NodeName line with its lists expanded.

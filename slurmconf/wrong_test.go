@@ -23,9 +23,9 @@ var anyValue = map[string]string{
 	"tmpdisk": "the controller's", "nodeaddr": "the controller's", "port": "the controller's", "reason": "the controller's", "parameters": "the controller's", "restrictedcorespergpu": "the controller's",
 	"topology": "the controller's", "tresweights": "the controller's", "gresconf": "the controller's",
 	// Keys that are listed as ignored.
-	"slurmdpidfile": "no effect", "tmpfs": "no effect", "corespeccount": "no effect", "cpuspeclist": "no effect",
+	"slurmdpidfile": "no effect", "tmpfs": "no effect",
 	"signalchildrenprocesses": "no effect", "ignoresystemdonfailure": "no effect", "enableextracontrollers": "no effect",
-	"cores": "no effect", "gres.conf cpus": "no effect", "links": "no effect", "link": "no effect",
+	"links": "no effect", "link": "no effect",
 }
 
 // wrongValues are tried for each key: one of them at least must be refused.

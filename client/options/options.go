@@ -35,6 +35,7 @@ type Run struct {
 	Quiet           bool
 	QuitOnInterrupt bool
 	DryRun, JSON    bool
+	TestOnly        bool
 	// Interactive makes the step the shell of a job of alloc.
 	Interactive bool
 	MPI         string // --mpi
@@ -83,6 +84,7 @@ func (o *Run) BindJob(c *cobra.Command) {
 	o.Binding.bind(c)
 	o.Programs.bindJob(f)
 	o.Immediate.bind(f)
+	f.BoolVar(&o.TestOnly, "test-only", false, "say whether it would start now, when at the latest, or never, and start nothing")
 	bindLeft(f)
 	o.unused.bind(f)
 }

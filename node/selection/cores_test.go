@@ -46,20 +46,20 @@ func TestPoolTakeFor(t *testing.T) {
 			p := newCPUPool([]int{0, 1, 2, 3, 4, 5, 6, 7}, twoSockets()...)
 			p.hold(c.held)
 			before := p.free()
-			got, err := p.takeFor(c.req)
+			got, err := units(p, c.req, nil)
 			if c.says != "" {
 				if err == nil || !strings.Contains(err.Error(), c.says) || p.free() != before {
 					t.Fatalf("got %v, %v; want a refusal with %q", got, err, c.says)
 				}
 				return
 			}
-			if err != nil || !slices.Equal(got, c.got) || !c.req.Overcommit && p.free() != before-len(got) {
+			if err != nil || !slices.Equal(got, c.got) || p.free() != before {
 				t.Fatalf("got %v, %v; want %v", got, err, c.got)
 			}
 		})
 	}
 	p := newCPUPool([]int{0, 1, 2, 3})
-	if got, err := p.takeFor(asks(2, 1, one)); err != nil || !slices.Equal(got, []int{0, 1}) {
+	if got, err := units(p, asks(2, 1, one), nil); err != nil || !slices.Equal(got, []int{0, 1}) {
 		t.Errorf("cores that are not known: %v, %v", got, err)
 	}
 }
@@ -81,6 +81,7 @@ func TestPoolShareFor(t *testing.T) {
 		{"no room: shared", asks(3, 1, step.Binding{NTasksPerCore: 1}), []int{0, 1, 2}},
 	} {
 		got, err := p.shareFor(c.req)
+		p.hold(got)
 		if err != nil || len(got) != len(c.got) || c.name != "no room: shared" && !slices.Equal(got, c.got) {
 			t.Errorf("%s: got %v, %v; want %v", c.name, got, err, c.got)
 		}

@@ -31,7 +31,7 @@ func TestPoolTake(t *testing.T) {
 				p.hold(h)
 			}
 			before := p.free()
-			got, err := p.take(tc.want, tc.overcommit)
+			got, err := p.take(tc.want, tc.overcommit, nil)
 			if tc.says != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), "--overcommit") {
 					t.Fatalf("got %v, %v; want a refusal with %q", got, err, tc.says)
@@ -44,9 +44,10 @@ func TestPoolTake(t *testing.T) {
 			if err != nil || !slices.Equal(got, tc.got) {
 				t.Fatalf("got %v, %v; want %v", got, err, tc.got)
 			}
+			p.hold(got)
 			p.release(got)
 			if p.free() != before {
-				t.Errorf("%d CPUs free after release, %d before take", p.free(), before)
+				t.Errorf("%d CPUs free after release, %d before it", p.free(), before)
 			}
 		})
 	}

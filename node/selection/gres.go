@@ -26,6 +26,9 @@ type Gres struct {
 	Env []string `json:"env,omitempty"`
 	// NoConsume: a request does not use it up.
 	NoConsume bool `json:"no_consume,omitempty"`
+	// CPUs are the CPUs of the line's cores (gres.conf, Cores=): a job that gets its devices gets these
+	// CPUs first. nil is none in particular.
+	CPUs []int `json:"cpus,omitempty"`
 }
 
 // HasGres reports whether device i of the gres is among the allocations.
@@ -42,7 +45,8 @@ type gresItem struct {
 	name, kind string
 	index      int // of a device; -1 of an amount
 	has, used  uint64
-	free       bool // a request uses nothing up
+	free       bool  // a request uses nothing up
+	cpus       []int // that are near
 }
 
 // newGresPool makes the pool of a node.
@@ -50,11 +54,11 @@ func newGresPool(all []Gres) *gresPool {
 	p := new(gresPool)
 	for _, g := range all {
 		if len(g.Files) == 0 {
-			p.items = append(p.items, gresItem{name: g.Name, kind: g.Type, index: -1, has: g.Count, free: g.NoConsume})
+			p.items = append(p.items, gresItem{name: g.Name, kind: g.Type, index: -1, has: g.Count, free: g.NoConsume, cpus: g.CPUs})
 			continue
 		}
 		for i := range g.Files {
-			p.items = append(p.items, gresItem{name: g.Name, kind: g.Type, index: g.First + i, has: 1, free: g.NoConsume})
+			p.items = append(p.items, gresItem{name: g.Name, kind: g.Type, index: g.First + i, has: 1, free: g.NoConsume, cpus: g.CPUs})
 		}
 	}
 	return p
@@ -103,12 +107,46 @@ func (e *gresError) Error() string {
 // take gives what is asked for, the lowest devices first, or a *gresError and
 // nothing. share lets others have the same: the least used come first then.
 func (p *gresPool) take(want []step.GresRequest, share bool) ([]step.GresAlloc, error) {
+	return p.takeBy(want, share, func(*gresItem) bool { return false })
+}
+
+// pick finds what take would give a job, the devices with a free CPU near them first, and takes
+// nothing.
+func (p *gresPool) pick(want []step.GresRequest, cpus *cpuPool) ([]step.GresAlloc, error) {
+	if len(want) == 0 {
+		return nil, nil
+	}
+	got, err := p.takeBy(want, false, func(it *gresItem) bool {
+		return len(it.cpus) > 0 && !slices.ContainsFunc(it.cpus, func(cpu int) bool { return cpus.uses[cpu] == 0 })
+	})
+	p.release(got)
+	return got, err
+}
+
+// near are the CPUs that are near the devices.
+func (p *gresPool) near(list []step.GresAlloc) map[int]bool {
+	var near map[int]bool
+	for i := range p.items {
+		if it := &p.items[i]; len(it.cpus) > 0 && it.takenIn(list) > 0 {
+			if near == nil {
+				near = make(map[int]bool)
+			}
+			for _, cpu := range it.cpus {
+				near[cpu] = true
+			}
+		}
+	}
+	return near
+}
+
+// takeBy is take that prefers what is not far.
+func (p *gresPool) takeBy(want []step.GresRequest, share bool, far func(*gresItem) bool) ([]step.GresAlloc, error) {
 	var got []step.GresAlloc
 	for _, w := range want {
 		if w.Count == 0 {
 			continue
 		}
-		list, err := p.takeOne(w, share)
+		list, err := p.takeOne(w, share, far)
 		if err != nil {
 			p.release(got)
 			return nil, err
@@ -118,7 +156,7 @@ func (p *gresPool) take(want []step.GresRequest, share bool) ([]step.GresAlloc, 
 	return got, nil
 }
 
-func (p *gresPool) takeOne(w step.GresRequest, share bool) ([]step.GresAlloc, error) {
+func (p *gresPool) takeOne(w step.GresRequest, share bool, far func(*gresItem) bool) ([]step.GresAlloc, error) {
 	e := &gresError{want: w}
 	var fit []*gresItem
 	for i := range p.items {
@@ -133,7 +171,9 @@ func (p *gresPool) takeOne(w step.GresRequest, share bool) ([]step.GresAlloc, er
 		e.known = p.known(w.Name)
 		return nil, e
 	}
-	slices.SortStableFunc(fit, func(a, b *gresItem) int { return cmp.Compare(a.used*b.has, b.used*a.has) })
+	slices.SortStableFunc(fit, func(a, b *gresItem) int {
+		return cmp.Or(cmp.Compare(a.used*b.has, b.used*a.has), compareBools(far(a), far(b)))
+	})
 	var got []step.GresAlloc
 	left := w.Count
 	for pass := range 2 { // what is free first, then what is shared
@@ -156,6 +196,17 @@ func (p *gresPool) takeOne(w step.GresRequest, share bool) ([]step.GresAlloc, er
 	}
 	p.hold(got)
 	return got, nil
+}
+
+// compareBools puts false first.
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
 func (it *gresItem) spare() uint64 {

@@ -1,6 +1,7 @@
 package selection
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -80,7 +81,7 @@ func TestGresPool(t *testing.T) {
 				t.Errorf("got %s, want %s", s, c.got)
 			}
 			p.release(got)
-			if !slices.Equal(p.items, before) {
+			if !reflect.DeepEqual(p.items, before) {
 				t.Errorf("after the release: %+v, before: %+v", p.items, before)
 			}
 		})

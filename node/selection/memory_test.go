@@ -77,26 +77,29 @@ func TestMemoryForStep(t *testing.T) {
 
 func TestMemoryPool(t *testing.T) {
 	p := memPool{Memory: Memory{MB: 1000, Consumable: true}}
-	if err := p.take(700); err != nil {
+	if err := p.fits(700); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.take(301); err == nil || !strings.Contains(err.Error(), "of its 1000 MB 300 MB are free") {
+	p.hold(700)
+	if err := p.fits(301); err == nil || !strings.Contains(err.Error(), "of its 1000 MB 300 MB are free") {
 		t.Errorf("too much: %v", err)
 	}
-	if err := p.take(0); err != nil {
+	if err := p.fits(0); err != nil {
 		t.Errorf("a job without a share: %v", err)
 	}
-	if err := p.take(300); err != nil {
+	if err := p.fits(300); err != nil {
 		t.Error(err)
 	}
+	p.hold(300)
 	p.release(700)
 	if p.used != 300 {
 		t.Errorf("%d MB are used, want 300", p.used)
 	}
 	shared := memPool{Memory: Memory{MB: 1000}}
 	for range 2 { // what is no consumable resource is not counted against others
-		if err := shared.take(800); err != nil {
+		if err := shared.fits(800); err != nil {
 			t.Error(err)
 		}
+		shared.hold(800)
 	}
 }

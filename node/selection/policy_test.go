@@ -40,21 +40,23 @@ func TestPolicy(t *testing.T) {
 		{"linear, too many tasks", Policy{Unit: UnitNode}, nil, asks(9, 1, none), nil, nil, "it needs 9 CPUs on this node, which has 8 CPUs"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := New([]int{0, 1, 2, 3, 4, 5, 6, 7}, Memory{}, nil, twoSockets()...)
-			n.SetPolicy(c.of)
-			n.Hold(Share{CPUs: c.held})
-			before := n.FreeCPUs()
-			sh, _, err := n.Clone().Take(c.req)
-			again, waits, errAgain := n.Take(c.req)
-			if (err == nil) != (errAgain == nil) || !slices.Equal(sh.CPUs, again.CPUs) {
-				t.Errorf("on a copy %v, %v; then %v, %v", sh.CPUs, err, again.CPUs, errAgain)
+			kind := ConsTres
+			if c.of.Unit == UnitNode {
+				kind = Linear
+			}
+			n := New(Config{Type: kind, Policy: c.of, CPUs: []int{0, 1, 2, 3, 4, 5, 6, 7}, Cores: twoSockets()})
+			n.JobInit(1, Saved{Share: Share{CPUs: c.held}})
+			before := n.Info().FreeCPUs
+			sh, err := n.Test(c.req, RunNow)
+			if got := n.Info().FreeCPUs; got != before {
+				t.Errorf("the test has taken %d CPUs", before-got)
 			}
 			if c.says != "" {
-				if err == nil || !strings.Contains(err.Error(), c.says) || n.FreeCPUs() != before {
+				if err == nil || !strings.Contains(err.Error(), c.says) {
 					t.Fatalf("got %v, %v; want a refusal with %q", sh.CPUs, err, c.says)
 				}
-				if never := n.NeverFits(c.req) != nil; never == (len(c.held) > 0) || !never && !waits {
-					t.Errorf("never fits: %v, waits: %v", never, waits)
+				if _, never := n.Test(c.req, TestOnly); (never != nil) == (len(c.held) > 0) {
+					t.Errorf("on the empty node: %v", never)
 				}
 				return
 			}
@@ -62,14 +64,15 @@ func TestPolicy(t *testing.T) {
 				t.Fatalf("the job got %v, %v; want %v", sh.CPUs, err, c.job)
 			}
 			for _, alone := range []bool{false, true} {
-				job := n.Job(sh)
-				if got, ok, err := job.TakeCPUs(c.req, alone); err != nil || !ok || !slices.Equal(got, c.step) {
-					t.Errorf("the step (alone: %v) got %v, %v, %v; want %v", alone, got, ok, err, c.step)
+				job := n.Begin(sh)
+				if got, err := job.StepPick(c.req, alone); err != nil || !slices.Equal(got.CPUs, c.step) {
+					t.Errorf("the step (alone: %v) got %v, %v; want %v", alone, got, err, c.step)
 				}
-			}
-			n.Release(again)
-			if n.FreeCPUs() != before {
-				t.Errorf("%d CPUs are free after it, want %d", n.FreeCPUs(), before)
+				n.Fini(job)
+				n.Fini(job)
+				if got := n.Info().FreeCPUs; got != before {
+					t.Errorf("%d CPUs are free after it, want %d", got, before)
+				}
 			}
 		})
 	}

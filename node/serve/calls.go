@@ -37,8 +37,9 @@ const (
 // it, and what is checked of its document before anything is looked up.
 func (s *Server) verbs() map[string]verb {
 	return map[string]verb{
-		"run":    on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.Run) }, unpack),
-		"dryrun": on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.DryRun) }, unpack),
+		"run":     on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.Run) }, unpack),
+		"dryrun":  on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.DryRun) }, unpack),
+		"willrun": on(maker, func(c *call, in *api.RunRequest) error { return makes(c, in, s.node.WillRun) }, unpack),
 		"reserve": on(maker, func(c *call, in *api.RunRequest) error {
 			c.vain() // until its launch
 			return makes(c, in, s.node.Reserve)

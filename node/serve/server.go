@@ -37,6 +37,7 @@ import (
 type Launcher interface {
 	Run(context.Context, api.Peer, *api.RunRequest) (*api.RunReply, error)
 	DryRun(context.Context, api.Peer, *api.RunRequest) (*api.DryRunReply, error)
+	WillRun(context.Context, api.Peer, *api.RunRequest) (*api.WillRunReply, error)
 	// Reserve and Alloc make what lives as long as the client's process.
 	Reserve(context.Context, api.Peer, *api.RunRequest) (*api.RunReply, error)
 	Launch(api.Peer, *api.LaunchRequest) (*api.RunReply, error)

@@ -356,6 +356,8 @@ type Job struct {
 	// node's generic resources.
 	MemoryMB uint64           `json:"memory_mb,omitempty"`
 	Gres     []step.GresAlloc `json:"gres,omitempty"`
+	// Shared: other jobs may have the job's CPUs too; false also in the records of an older noded.
+	Shared bool `json:"cpus_shared,omitempty"`
 	// First is the number of the step that the job was made for, NextStep the next one's.
 	First    uint32 `json:"first_step,omitempty"`
 	NextStep uint32 `json:"next_step"`
@@ -417,6 +419,8 @@ func (j *Job) HasClient() bool { return j.Origin == step.OriginAlloc }
 type Suspension struct {
 	Since time.Time `json:"since"`
 	By    uint32    `json:"by"`
+	// CPUsFree: other jobs may have the job's CPUs; false also in the records of an older noded.
+	CPUsFree bool `json:"cpus_free,omitempty"`
 }
 
 // Process names the client process of an allocation for ever, as a Record does a

@@ -1,0 +1,368 @@
+package selection
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"stepd/step"
+)
+
+// operations is the length of a history.
+const operations = 10000
+
+// TestContract: whatever happens on a node, no CPU, no memory and no gres is given twice, none is
+// lost, a test takes nothing, what it has found can be begun, and the jobs and steps are the same
+// after they were saved and restored. Both plugins, each policy, with 1, 2 and 4 threads on nodes
+// of 1 to 256 cores.
+func TestContract(t *testing.T) {
+	sizes := []int{1, 256, 2, 12, 5, 96, 31}
+	n := 0
+	for _, kind := range []Config{
+		{Type: Linear}, {Type: ConsTres}, {Type: ConsTres, Policy: Policy{Unit: UnitCore}},
+		{Type: ConsTres, Policy: Policy{Unit: UnitSocket}}, {Type: ConsTres, Policy: Policy{Unit: UnitCore, OneTaskPerCore: true}},
+	} {
+		for _, threads := range []int{1, 2, 4} {
+			cores := sizes[n%len(sizes)]
+			n++
+			seed := uint64(n)
+			t.Run(fmt.Sprintf("%s/%s/%v/%dx%d", kind.Type, kind.Unit, kind.OneTaskPerCore, cores, threads), func(t *testing.T) {
+				t.Parallel()
+				cfg := kind
+				nodeOf(&cfg, cores, threads)
+				h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 22)), cfg: cfg, plugin: New(cfg), owners: make(map[int]*Job)}
+				for h.op = range operations {
+					h.step()
+				}
+				for len(h.jobs) > 0 {
+					h.fini(0)
+				}
+				h.check()
+				if h.begun < operations/50 || h.restored == 0 {
+					t.Errorf("%d jobs were begun, and %d times all was restored: the history shows little", h.begun, h.restored)
+				}
+			})
+		}
+	}
+}
+
+// nodeOf fills in a node of two sockets, unless it has one core, with memory and gres.
+func nodeOf(cfg *Config, cores, threads int) {
+	for c := range cores {
+		core := Core{Socket: c * 2 / max(cores, 2)}
+		for i := range threads {
+			core.CPUs = append(core.CPUs, c*threads+i)
+		}
+		cfg.CPUs, cfg.Cores = append(cfg.CPUs, core.CPUs...), append(cfg.Cores, core)
+	}
+	cfg.Memory = Memory{MB: uint64(cores) * 100, Consumable: true, DefPerCPU: 3}
+	cfg.Gres = []Gres{
+		{Name: "gpu", Type: "a", Count: 2, Files: [][]string{{"/dev/a0"}, {"/dev/a1"}}, CPUs: cfg.Cores[0].CPUs},
+		{Name: "gpu", Type: "b", Count: 1, First: 2, Files: [][]string{{"/dev/b0"}}, CPUs: cfg.Cores[cores-1].CPUs},
+		{Name: "scratch", Count: 100},
+	}
+}
+
+// history plays a node's life, and keeps its own account of it.
+type history struct {
+	t              *testing.T
+	rand           *rand.Rand
+	cfg            Config
+	plugin         Plugin
+	op             int
+	jobs           []*played
+	owners         map[int]*Job // of each CPU, as far as a job does not share it
+	begun          int
+	restored, next int
+}
+
+type played struct {
+	*Job
+	req   step.Request
+	end   *time.Time
+	steps []Share
+}
+
+func (h *history) step() {
+	switch k := h.rand.IntN(100); {
+	case k < 40:
+		h.begin()
+	case k < 60 && len(h.jobs) > 0:
+		h.fini(h.rand.IntN(len(h.jobs)))
+	case k < 70 && len(h.jobs) > 0:
+		h.stand(h.jobs[h.rand.IntN(len(h.jobs))])
+	case k < 95 && len(h.jobs) > 0:
+		h.steps(h.jobs[h.rand.IntN(len(h.jobs))])
+	case k < 97:
+		h.willRun()
+	case k == 99 && h.rand.IntN(5) == 0:
+		h.restore()
+	}
+	if h.op%100 == 0 {
+		h.check()
+	}
+}
+
+// request makes a request of a size that often fits.
+func (h *history) request() *step.Request {
+	r := h.rand
+	req := &step.Request{NTasks: 1 + r.IntN(max(1, len(h.cfg.CPUs)/3)), CPUsPerTask: 1 + r.IntN(2), Overcommit: r.IntN(12) == 0}
+	if r.IntN(3) == 0 {
+		req.NTasks = 1
+	}
+	switch r.IntN(8) {
+	case 0:
+		req.Binding.ThreadsPerCore = 1
+	case 1:
+		req.Binding.NTasksPerCore = 1
+	case 2:
+		req.Binding.NTasksPerSocket = 1 + r.IntN(4)
+	}
+	switch r.IntN(4) {
+	case 0:
+		req.Mem = new(uint64(1 + r.IntN(int(h.cfg.Memory.MB))))
+	case 1:
+		req.MemPerCPU = new(uint64(1 + r.IntN(40)))
+	}
+	switch r.IntN(6) {
+	case 0:
+		req.Gres = []step.GresRequest{{Name: "gpu", Count: uint64(1 + r.IntN(2))}}
+	case 1:
+		req.Gres = []step.GresRequest{{Name: "scratch", Count: uint64(1 + r.IntN(60))}, {Name: "gpu", Type: "b", Count: 1}}
+	}
+	return req
+}
+
+func (h *history) begin() {
+	req := h.request()
+	sh, err := h.plugin.Test(req, RunNow)
+	if err != nil {
+		return
+	}
+	if want := req.NTasks * req.CPUsPerTask; len(sh.CPUs) < want && !req.Overcommit {
+		h.t.Fatalf("operation %d: %d CPUs for %d", h.op, len(sh.CPUs), want)
+	}
+	j := &played{Job: h.plugin.Begin(sh), req: *req}
+	h.next++
+	j.ID = uint32(h.next)
+	if h.rand.IntN(4) > 0 {
+		j.end = new(time.Unix(int64(h.rand.IntN(1000)), 0))
+	}
+	if !reflect.DeepEqual(j.Share, sh) {
+		h.t.Fatalf("operation %d: the test has found %+v, and the job has %+v", h.op, sh, j.Share)
+	}
+	h.begun++
+	h.jobs = append(h.jobs, j)
+	h.own(j)
+}
+
+// own notes that the job has its CPUs, which no other may have.
+func (h *history) own(j *played) {
+	if j.Shared {
+		return
+	}
+	for _, cpu := range j.CPUs {
+		if o := h.owners[cpu]; o != nil {
+			h.t.Fatalf("operation %d: CPU %d is given to job %d and to job %d", h.op, cpu, o.ID, j.ID)
+		}
+		h.owners[cpu] = j.Job
+	}
+}
+
+func (h *history) disown(j *played) {
+	for _, cpu := range j.CPUs {
+		if h.owners[cpu] == j.Job {
+			delete(h.owners, cpu)
+		}
+	}
+}
+
+func (h *history) fini(i int) {
+	j := h.jobs[i]
+	h.jobs = slices.Delete(h.jobs, i, i+1)
+	h.plugin.Fini(j.Job)
+	h.plugin.Fini(j.Job) // a second call gives nothing back
+	h.disown(j)
+}
+
+// stand suspends a job, or resumes it.
+func (h *history) stand(j *played) {
+	if !j.Suspended {
+		h.plugin.Suspend(j.Job)
+		h.disown(j)
+		return
+	}
+	var held []uint32
+	for _, cpu := range j.CPUs {
+		if o := h.owners[cpu]; o != nil && !j.Shared && !slices.Contains(held, o.ID) {
+			held = append(held, o.ID)
+		}
+	}
+	slices.Sort(held)
+	err := h.plugin.Resume(j.Job)
+	if e, ok := errors.AsType[*HeldError](err); ok && slices.Equal(e.Jobs, held) && j.Suspended {
+		return
+	}
+	if err != nil || len(held) > 0 {
+		h.t.Fatalf("operation %d: the resume of job %d, whose CPUs jobs %v have: %v", h.op, j.ID, held, err)
+	}
+	h.own(j)
+}
+
+// steps begins a step of the job, or ends one.
+func (h *history) steps(j *played) {
+	if n := len(j.steps); n > 0 && h.rand.IntN(2) == 0 {
+		i := h.rand.IntN(n)
+		j.StepFinish(j.steps[i])
+		j.steps = slices.Delete(j.steps, i, i+1)
+		return
+	}
+	req := step.Request{NTasks: 1 + h.rand.IntN(len(j.CPUs)), CPUsPerTask: 1}
+	if h.rand.IntN(3) == 0 && len(j.Gres) > 0 {
+		req.Gres = []step.GresRequest{{Name: j.Gres[0].Name, Count: 1}}
+	}
+	alone := h.rand.IntN(2) == 0
+	before := j.FreeAlone()
+	sh, err := j.StepPick(&req, alone)
+	if err != nil {
+		if j.FreeAlone() != before {
+			h.t.Fatalf("operation %d: a refused step has CPUs", h.op)
+		}
+		return
+	}
+	for _, o := range j.steps {
+		if both := common(o.CPUs, sh.CPUs); alone && o.Alone && len(both) > 0 {
+			h.t.Fatalf("operation %d: two steps have CPUs %v for themselves", h.op, both)
+		}
+		for _, a := range o.Held {
+			for _, b := range sh.Held {
+				if a.Name == b.Name && a.Type == b.Type && len(common(a.Index, b.Index)) > 0 {
+					h.t.Fatalf("operation %d: two steps hold %v and %v", h.op, a, b)
+				}
+			}
+		}
+	}
+	for _, cpu := range sh.CPUs {
+		if !slices.Contains(j.CPUs, cpu) {
+			h.t.Fatalf("operation %d: a step has CPU %d, which its job has not", h.op, cpu)
+		}
+	}
+	j.steps = append(j.steps, sh)
+}
+
+// willRun compares the three answers to a request, and that none takes anything.
+func (h *history) willRun() {
+	req, before := h.request(), h.plugin.Info()
+	ends := func(has *Job) *time.Time {
+		i := slices.IndexFunc(h.jobs, func(j *played) bool { return j.Job == has })
+		return h.jobs[i].end
+	}
+	_, now := h.plugin.Test(req, RunNow)
+	_, never := h.plugin.Test(req, TestOnly)
+	w := h.plugin.WillRun(req, ends)
+	if (w.Err == nil) != (now == nil) || w.Never != (never != nil) || never != nil && now == nil {
+		h.t.Fatalf("operation %d: now %v, never %v, %+v", h.op, now, never, w)
+	}
+	if after := h.plugin.Info(); !reflect.DeepEqual(before, after) {
+		h.t.Fatalf("operation %d: a test has changed %+v to %+v", h.op, before, after)
+	}
+	if w.Err == nil || w.Never {
+		return
+	}
+	// It fits without the holders, and with any of them it does not.
+	without := func(out []*Job) error {
+		p := New(h.cfg)
+		for _, j := range h.jobs {
+			if !slices.Contains(out, j.Job) {
+				p.JobInit(j.ID, j.Saved)
+			}
+		}
+		_, err := p.Test(req, RunNow)
+		return err
+	}
+	if err := without(w.Holders); err != nil {
+		h.t.Fatalf("operation %d: when the holders have ended: %v", h.op, err)
+	}
+	if last := w.Holders[len(w.Holders)-1]; !reflect.DeepEqual(w.At, ends(last)) {
+		h.t.Fatalf("operation %d: at %v, and job %d ends at %v", h.op, w.At, last.ID, ends(last))
+	}
+	if without(w.Holders[:len(w.Holders)-1]) == nil {
+		h.t.Fatalf("operation %d: it fits while job %d runs", h.op, w.Holders[len(w.Holders)-1].ID)
+	}
+}
+
+// restore saves all, and goes on with a plugin that knows that alone.
+func (h *history) restore() {
+	before := h.plugin.Info()
+	h.plugin, h.owners = New(h.cfg), make(map[int]*Job)
+	h.restored++
+	for _, j := range h.jobs {
+		text, err := json.Marshal(j.Saved)
+		var saved Saved
+		if err := errors.Join(err, json.Unmarshal(text, &saved)); err != nil {
+			h.t.Fatal(err)
+		}
+		alone := j.FreeAlone()
+		j.Job = h.plugin.JobInit(j.ID, saved)
+		for _, sh := range j.steps {
+			j.StepInit(sh)
+		}
+		if j.FreeAlone() != alone {
+			h.t.Fatalf("operation %d: steps of job %d have other CPUs", h.op, j.ID)
+		}
+		if !j.Suspended {
+			h.own(j)
+		}
+	}
+	if after := h.plugin.Info(); !reflect.DeepEqual(before, after) {
+		h.t.Fatalf("operation %d: restored are %+v, saved were %+v", h.op, after, before)
+	}
+	if err := h.plugin.Confirm(); err != nil {
+		h.t.Fatalf("operation %d: %v", h.op, err)
+	}
+}
+
+// check compares the plugin's account with the history's.
+func (h *history) check() {
+	used := make(map[int]bool)
+	mb := uint64(0)
+	devices := make(map[string]int)
+	amounts := make(map[string]uint64)
+	for _, j := range h.jobs {
+		mb += j.MB
+		for _, cpu := range j.CPUs {
+			used[cpu] = used[cpu] || !j.Suspended
+		}
+		for _, a := range j.Gres {
+			amounts[a.Name+a.Type] += a.Count
+			for _, i := range a.Index {
+				devices[fmt.Sprint(a.Name, i)]++
+			}
+		}
+	}
+	free := 0
+	for _, cpu := range h.cfg.CPUs {
+		if !used[cpu] {
+			free++
+		}
+	}
+	info := h.plugin.Info()
+	if info.FreeCPUs != free || info.UsedMB != mb || mb > h.cfg.Memory.MB {
+		h.t.Fatalf("operation %d: free are %d CPUs, should be %d; used are %d MB, should be %d of %d", h.op, info.FreeCPUs, free, info.UsedMB, mb, h.cfg.Memory.MB)
+	}
+	for device, n := range devices {
+		if n > 1 {
+			h.t.Fatalf("operation %d: %d jobs have %s", h.op, n, device)
+		}
+	}
+	for _, g := range info.Gres {
+		if n := amounts[g.Name+g.Type]; g.Used != n || n > g.Count {
+			h.t.Fatalf("operation %d: used of %s%s are %d, should be %d of %d", h.op, g.Name, g.Type, g.Used, n, g.Count)
+		}
+	}
+}

@@ -1,0 +1,250 @@
+package selection
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"stepd/api"
+	"stepd/srunopt"
+	"stepd/step"
+)
+
+// node is what both plugins have in common: the resources, and which of them jobs have.
+type node struct {
+	spec []int
+	cpus *cpuPool
+	mem  memPool
+	gres *gresPool
+	jobs map[*Job]bool
+}
+
+// choose finds the CPUs of a job in a pool, the near ones first, and takes none.
+type choose func(p *cpuPool, req *step.Request, near map[int]bool) ([]int, error)
+
+// clone returns the resources without the jobs, on which a choice can be tried.
+func (n *node) clone() *node {
+	cpus := *n.cpus
+	cpus.uses = maps.Clone(cpus.uses)
+	return &node{cpus: &cpus, mem: n.mem, gres: &gresPool{items: slices.Clone(n.gres.items)}}
+}
+
+// empty returns the resources of which no job has any.
+func (n *node) empty() *node {
+	e := n.clone()
+	e.mem.used = 0
+	clear(e.cpus.uses)
+	for i := range e.gres.items {
+		e.gres.items[i].used = 0
+	}
+	return e
+}
+
+// test finds a share for the request, and takes nothing.
+func (n *node) test(req *step.Request, cpus choose) (sh Share, err error) {
+	sh.Shared = req.Overcommit
+	// The devices first, since the CPUs are to be near them; what is wrong with CPUs is said first.
+	gres, gerr := n.gres.pick(req.Gres, n.cpus)
+	if sh.CPUs, err = cpus(n.cpus, req, n.gres.near(gres)); err != nil {
+		return Share{}, err
+	}
+	if sh.MB, err = n.mem.forJob(req, len(sh.CPUs)); err == nil {
+		err = n.mem.fits(sh.MB)
+	}
+	if err == nil && gerr != nil {
+		err = fmt.Errorf("the step does not fit: %w", gerr)
+	}
+	if err != nil {
+		return Share{}, err
+	}
+	sh.Gres = gres
+	return sh, nil
+}
+
+// testAs is Plugin.Test.
+func (n *node) testAs(req *step.Request, mode Mode, cpus choose) (Share, error) {
+	if mode == TestOnly {
+		n = n.empty()
+	}
+	return n.test(req, cpus)
+}
+
+// willRun is Plugin.WillRun.
+func (n *node) willRun(req *step.Request, ends func(*Job) *time.Time, cpus choose) (w Wait) {
+	if _, w.Err = n.test(req, cpus); w.Err == nil {
+		return w
+	}
+	if _, never := n.empty().test(req, cpus); never != nil {
+		return Wait{Err: never, Never: true}
+	}
+	if len(n.jobs) == 0 { // no job has what is missing
+		return w
+	}
+	jobs := slices.SortedFunc(maps.Keys(n.jobs), func(a, b *Job) int {
+		return cmp.Or(compareEnds(ends(a), ends(b)), cmp.Compare(a.ID, b.ID))
+	})
+	after := n.clone()
+	fits := func() bool {
+		_, err := after.test(req, cpus)
+		return err == nil
+	}
+	for i, j := range jobs {
+		after.release(j)
+		if fits() {
+			jobs = jobs[:i+1]
+			break
+		}
+	}
+	// Which of these jobs have to end.
+	for _, j := range jobs[:len(jobs)-1] {
+		after.hold(j)
+		if !fits() {
+			after.release(j)
+			w.Holders = append(w.Holders, j)
+		}
+	}
+	last := jobs[len(jobs)-1]
+	w.Holders, w.At = append(w.Holders, last), ends(last)
+	return w
+}
+
+// compareEnds puts what is not known last.
+func compareEnds(a, b *time.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return a.Compare(*b)
+}
+
+func (n *node) Begin(sh Share) *Job {
+	j := n.job(Saved{Share: sh})
+	n.jobs[j] = true
+	n.hold(j)
+	return j
+}
+
+func (n *node) JobInit(id uint32, saved Saved) *Job {
+	j := n.job(saved)
+	j.ID = id
+	n.jobs[j] = true
+	n.hold(j)
+	return j
+}
+
+func (n *node) Fini(j *Job) {
+	if n.jobs[j] {
+		delete(n.jobs, j)
+		n.release(j)
+	}
+}
+
+func (n *node) Suspend(j *Job) {
+	if n.jobs[j] && !j.Suspended {
+		j.Suspended = true
+		n.cpus.release(j.CPUs)
+	}
+}
+
+func (n *node) Resume(j *Job) error {
+	if !n.jobs[j] || !j.Suspended {
+		return nil
+	}
+	var e HeldError
+	for o := range n.jobs {
+		if both := common(o.CPUs, j.CPUs); !o.Suspended && !o.Shared && !j.Shared && len(both) > 0 {
+			e.CPUs, e.Jobs = append(e.CPUs, both...), append(e.Jobs, o.ID)
+		}
+	}
+	if len(e.Jobs) > 0 {
+		slices.Sort(e.CPUs)
+		slices.Sort(e.Jobs)
+		e.CPUs = slices.Compact(e.CPUs)
+		return &e
+	}
+	j.Suspended = false
+	n.cpus.hold(j.CPUs)
+	return nil
+}
+
+// hold counts what the job has, and release undoes it.
+func (n *node) hold(j *Job) {
+	if !j.Suspended {
+		n.cpus.hold(j.CPUs)
+	}
+	n.mem.hold(j.MB)
+	n.gres.hold(j.Gres)
+}
+
+func (n *node) release(j *Job) {
+	if !j.Suspended {
+		n.cpus.release(j.CPUs)
+	}
+	n.mem.release(j.MB)
+	n.gres.release(j.Gres)
+}
+
+func (n *node) Confirm() error {
+	if !n.mem.Consumable {
+		return nil
+	}
+	sum := uint64(0)
+	var over []string
+	for _, j := range slices.SortedFunc(maps.Keys(n.jobs), func(a, b *Job) int { return cmp.Compare(a.ID, b.ID) }) {
+		if sum += j.MB; j.MB > 0 && sum > n.mem.MB {
+			over = append(over, fmt.Sprintf("job %d has %s", j.ID, srunopt.FormatMB(j.MB)))
+		}
+	}
+	if over == nil {
+		return nil
+	}
+	return fmt.Errorf("the node has %s of memory for jobs (RealMemory), and its jobs have %s: %s", srunopt.FormatMB(n.mem.MB), srunopt.FormatMB(sum), strings.Join(over, ", "))
+}
+
+func (n *node) info(plugin string) Info {
+	i := Info{FreeCPUs: n.cpus.free(), UsedMB: n.mem.used, Gres: n.gres.doc(), NodeSelect: api.NodeSelect{
+		Plugin: plugin, Unit: string(cmp.Or(n.cpus.Unit, UnitCPU)), Cores: len(n.cpus.cores), SpecCPUs: step.FormatCPUList(n.spec),
+	}}
+	var free []int
+	for _, c := range n.cpus.cpus {
+		if n.cpus.uses[c] == 0 {
+			free = append(free, c)
+		}
+	}
+	i.FreeCPUList = step.FormatCPUList(free)
+	for _, c := range n.cpus.cores {
+		if n.cpus.used(c) == 0 {
+			i.FreeCores++
+		}
+	}
+	return i
+}
+
+// common returns what both sorted lists have.
+func common(a, b []int) (both []int) {
+	for _, x := range a {
+		if _, ok := slices.BinarySearch(b, x); ok {
+			both = append(both, x)
+		}
+	}
+	return both
+}
+
+// nameJobs names jobs in a sentence: "job 3", "jobs 3, 5".
+func nameJobs(ids []uint32) string {
+	words := make([]string, len(ids))
+	for i, id := range ids {
+		words[i] = fmt.Sprint(id)
+	}
+	if len(ids) == 1 {
+		return "job " + words[0]
+	}
+	return "jobs " + strings.Join(words, ", ")
+}
