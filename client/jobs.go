@@ -41,7 +41,7 @@ func AllocCommand(d *Dialer) *cobra.Command {
 			return terminal.Exit(code, err)
 		},
 	}
-	o.BindJob(c)
+	o.BindAlloc(c)
 	return c
 }
 
@@ -88,7 +88,7 @@ func allocated(client *api.Client, o *options.Run, d *Dialer, argv []string, int
 	p.WarnTooLong()
 	p.ExitEnv = append(allocEnv(req, p, job), p.JobEnv()...)
 	over, stop := watchJob(client, job.JobID)
-	ended, err := inJob(req, d, job, argv, o.Binding.Env(), over, tell)
+	ended, err := inJob(req, d, job, argv, o, over, tell)
 	stop()
 	_, killed := ended.Signaled()
 	left := ended.Code() == shellLeft // by its detach keys, or with its terminal
@@ -136,9 +136,12 @@ func watchJob(client *api.Client, job uint32) (over <-chan struct{}, stop func()
 func shell() string { return cmp.Or(os.Getenv("SHELL"), "/bin/sh") }
 
 // allocEnv is what the job's command has of the job (traces/salloc_reg.tsv).
-func allocEnv(req *step.Request, p *plugins.Host, job *api.AllocReply) []string {
-	return append(options.JobVariables(job.JobID, req.NTasks, job.CPUs, job.Node, job.Partition, p.Cluster, req.Name),
-		append(options.MemoryVariables(req), "SLURM_JOB_NODELIST="+job.Node, "SLURM_SUBMIT_DIR="+req.Cwd, "SLURM_SUBMIT_HOST="+req.SubmitHost)...)
+func allocEnv(req *step.Request, p *plugins.Host, job *api.AllocReply) (env []string) {
+	if req.AcctgFreq != nil { // the steps' own
+		env = append(env, fmt.Sprintf("SLURM_ACCTG_FREQ=%d", *req.AcctgFreq))
+	}
+	return slices.Concat(env, options.JobVariables(job.JobID, req.NTasks, job.CPUs, job.Node, job.Partition, p.Cluster, req.Name),
+		options.MemoryVariables(req), []string{"SLURM_JOB_NODELIST=" + job.Node, "SLURM_SUBMIT_DIR=" + req.Cwd, "SLURM_SUBMIT_HOST=" + req.SubmitHost})
 }
 
 // revokeGrace is how long the command of a job that is over may take to end by
@@ -147,12 +150,16 @@ const revokeGrace = time.Second
 
 // inJob runs the command with the job's variables. It is the user's own
 // process, here: Ctrl-C is the terminal's to send it.
-func inJob(req *step.Request, d *Dialer, job *api.AllocReply, argv, options []string, over <-chan struct{}, tell func(string, ...any)) (step.ExitStatus, error) {
+func inJob(req *step.Request, d *Dialer, job *api.AllocReply, argv []string, o *options.Run, over <-chan struct{}, tell func(string, ...any)) (step.ExitStatus, error) {
+	kill, err := options.ParseSignal(o.KillCommand)
+	if err != nil {
+		return 0, fmt.Errorf("--kill-command: %w", err)
+	}
 	path, _ := d.Path()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdin, os.Stdout, os.Stderr, req.Cwd
 	p := d.Plugins
-	cmd.Env = slices.Concat(p.Env, allocEnv(req, p, job), options, []string{"NODED_SOCKET=" + path}, p.JobEnv(), p.ShortOptionEnv())
+	cmd.Env = slices.Concat(p.Env, allocEnv(req, p, job), o.Binding.Env(), []string{"NODED_SOCKET=" + path}, p.JobEnv(), p.ShortOptionEnv())
 	sigs := make(chan os.Signal, 16) // a burst of signals must not be lost
 	d.release()
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP)
@@ -175,8 +182,8 @@ func inJob(req *step.Request, d *Dialer, job *api.AllocReply, argv, options []st
 			}
 			late = time.After(revokeGrace)
 		case <-late:
-			// As a terminal that hangs up: an interactive shell ends by it.
-			_ = cmd.Process.Signal(syscall.SIGHUP)
+			// SIGHUP is as a terminal that hangs up: an interactive shell ends by it.
+			_ = cmd.Process.Signal(syscall.Signal(kill))
 			_ = cmd.Process.Signal(syscall.SIGCONT)
 		case sig := <-sigs:
 			// The terminal has sent INT and QUIT to the command as well.

@@ -108,6 +108,10 @@ func (h *handler) interrupt() {
 		}
 		os.Exit(step.SignaledBy(syscall.SIGINT).Code())
 	}
+	if l.opt.DisableStatus && !l.opt.QuitOnInterrupt {
+		h.forward(syscall.SIGINT)
+		return
+	}
 	if l.opt.QuitOnInterrupt || time.Since(h.last) < twice {
 		h.aborted = true
 		if h.last.IsZero() {

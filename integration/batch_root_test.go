@@ -178,14 +178,14 @@ func TestRootBatchLines(t *testing.T) {
 	n := startNode(t, site{})
 	for line, want := range map[string]string{
 		"--comment-is-none-of-ours": "unknown option --comment-is-none-of-ours",
-		"--array=1-5:2%1":           "--array is not supported any more: use Slurm: docs/slurm.md",
+		"--array=1-5:2%1":           "--array is not supported: use Slurm: docs/slurm.md",
 	} {
 		n.userFile(t, "job.sh", "#!/bin/sh\n#SBATCH -J name\n#SBATCH "+line+"\n", 0o755)
 		if r := n.ctl(t, "batch", "job.sh"); r.code != 1 || !strings.HasPrefix(r.err, "stepctl: error: job.sh:3: #SBATCH: "+want) {
 			t.Errorf("%s: %v", line, r)
 		}
 	}
-	refused(t, "on the command line", n.ctl(t, "batch", "-d", "afterok:77", "--wrap", "true"), "--dependency is not supported any more: use Slurm: docs/slurm.md")
+	refused(t, "on the command line", n.ctl(t, "batch", "-d", "afterok:77", "--wrap", "true"), "--dependency is not supported: use Slurm: docs/slurm.md")
 	if r := n.ctl(t, "batch", "-W", "--requeue", "-o", "/dev/null", "--wrap", "exit 4"); r.code != 4 {
 		t.Errorf("--requeue: %v", r)
 	}

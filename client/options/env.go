@@ -2,6 +2,7 @@ package options
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -112,7 +113,40 @@ func (o *Run) Environment(p *plugins.Host, own []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat(env, own, p.OptionEnv()), nil
+	var file []string
+	if o.exportFile != "" {
+		if file, err = readVariables(o.exportFile); err != nil {
+			return nil, fmt.Errorf("--export-file=%s: %w", o.exportFile, err)
+		}
+	}
+	return slices.Concat(file, env, own, p.OptionEnv()), nil
+}
+
+// readVariables reads NAME=VALUE with a NUL each, from a file or, by its number, a descriptor. The
+// environment's own of a name wins over the file's, as with sbatch.
+func readVariables(from string) ([]string, error) {
+	path := from
+	if n, err := strconv.ParseUint(from, 10, 31); err == nil {
+		if n < 3 {
+			return nil, errors.New("a descriptor above 2 is wanted")
+		}
+		path = fmt.Sprintf("/proc/self/fd/%d", n)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the variables: %w", err)
+	}
+	var env []string
+	for v := range strings.SplitSeq(string(b), "\x00") {
+		if v = strings.TrimPrefix(v, "\n"); v == "" {
+			continue
+		}
+		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {
+			return nil, fmt.Errorf("%q is no NAME=VALUE (each is to end with a NUL)", v)
+		}
+		env = append(env, v)
+	}
+	return env, nil
 }
 
 // StepEnv is what srun has in its own environment when the step has its number

@@ -41,6 +41,11 @@ func TestNodes(t *testing.T) {
 		{"no list", "-w n[1", 0, "--nodelist: ", ""},
 		{"not this one", "-x n[1-2]", 0, `cannot run elsewhere than on node "n1" (-x n[1-2]): several nodes: use Slurm (docs/slurm.md)`, ""},
 		{"too many tasks", "-n 5 --ntasks-per-node 4", 0, "cannot run 5 tasks with 4 on a node (--ntasks-per-node 4): several nodes: use Slurm", ""},
+		{"the first one of a job", "-r 0", 1, "", "1"},
+		{"the second one of a job", "-r 1", 0, "cannot begin at node 1 of the job (-r 1): several nodes: use Slurm (docs/slurm.md)", "1"},
+		{"a file with this one", "-F testdata/this.nodes", 1, "", ""},
+		{"a file with others", "-F testdata/others.nodes", 0, `cannot run on node "n2" (-w n1,n[2-3]): this node is "n1"`, ""},
+		{"no such file", "-F testdata/no.nodes", 0, "--nodefile: cannot read the list of nodes: open testdata/no.nodes: no such file", ""},
 		{"fewer than none", "--ntasks-per-node=-1", 0, "--ntasks-per-node=-1: want 1 to", ""},
 		{"a job of two", "", 0, "cannot run on 2 nodes (SLURM_NNODES=2): several nodes: use Slurm (docs/slurm.md)", "2"},
 	} {

@@ -1,6 +1,6 @@
 // Package options is the command line of run, alloc and batch, with srun's letters and
 // meanings: flags, variables and #SBATCH lines in, a step.Request out. It refuses options
-// that exclude each other and options that stepctl no longer has. It asks noded nothing.
+// that exclude each other and options that stepctl does not do. It asks noded nothing.
 //
 // Begin with Run and its method Request.
 package options
@@ -34,6 +34,8 @@ type Run struct {
 	Verbose         int    // how often --verbose was given
 	Quiet           bool
 	QuitOnInterrupt bool
+	DisableStatus   bool   // Ctrl-C goes to the tasks at once
+	KillCommand     string // alloc: the signal for the command of a job that is over
 	DryRun, JSON    bool
 	TestOnly        bool
 	// Interactive makes the step the shell of a job of alloc.
@@ -62,6 +64,7 @@ type Run struct {
 	jobid                 uint32
 	noNewPrivs            bool
 	acctgFreq             string
+	exportFile            string
 	preserveEnv           bool
 }
 
@@ -85,8 +88,16 @@ func (o *Run) BindJob(c *cobra.Command) {
 	o.Programs.bindJob(f)
 	o.Immediate.bind(f)
 	f.BoolVar(&o.TestOnly, "test-only", false, "say whether it would start now, when at the latest, or never, and start nothing")
-	bindLeft(f)
+	f.StringVar(&o.acctgFreq, "acctg-freq", "", "seconds between samples of what the tasks use: SECONDS or task=SECONDS, 0 for none")
+	bindRefused(f, refusedOptions...)
 	o.unused.bind(f)
+}
+
+// BindAlloc binds all options of alloc.
+func (o *Run) BindAlloc(c *cobra.Command) {
+	o.BindJob(c)
+	c.Flags().StringVarP(&o.KillCommand, "kill-command", "K", "HUP", "the signal that the command gets when its job is over")
+	c.Flags().Lookup("kill-command").NoOptDefVal = "TERM" // salloc's, where it is no shell
 }
 
 // bindOutput binds what run and batch have in common beyond that.
@@ -98,7 +109,6 @@ func (o *Run) bindOutput(c *cobra.Command, input, output string) {
 	f.StringVar(&o.OpenMode, "open-mode", "truncate", "output files: append or truncate")
 	f.StringVar(&o.export, "export", "ALL", "environment: ALL, NONE, or NAME[=VALUE],...")
 	o.Programs.bindOutput(f)
-	f.StringVar(&o.acctgFreq, "acctg-freq", "", "seconds between samples of what the tasks use: SECONDS or task=SECONDS, 0 for none")
 	f.BoolVar(&o.noNewPrivs, "no-new-privs", false, "set no_new_privs for the tasks")
 }
 
@@ -113,7 +123,8 @@ func (o *Run) Bind(c *cobra.Command) {
 	f.StringVar(&o.DetachKeys, "detach-keys", terminal.DefaultDetachKeys, "with --pty: keys that leave the step running; none for none")
 	f.StringVarP(&o.killOnBadExit, "kill-on-bad-exit", "K", "0", "end the step when a task exits non-zero")
 	f.Lookup("kill-on-bad-exit").NoOptDefVal = "1"
-	f.BoolVarP(&o.QuitOnInterrupt, "quit-on-interrupt", "q", false, "one Ctrl-C ends the step")
+	f.BoolVar(&o.QuitOnInterrupt, "quit-on-interrupt", false, "one Ctrl-C ends the step")
+	f.BoolVarP(&o.DisableStatus, "disable-status", "X", false, "Ctrl-C is the tasks' at once, and shows nothing")
 	o.Programs.bindStep(f)
 	o.Binding.bindStep(c)
 	f.StringVar(&o.MPI, "mpi", "", "kind of MPI (default $SLURM_MPI_TYPE, then MpiDefault of slurm.conf); list shows them")
@@ -121,6 +132,7 @@ func (o *Run) Bind(c *cobra.Command) {
 	f.BoolVar(&o.JSON, "json", false, "with --dry-run: print it as one JSON document")
 	f.BoolVar(&o.Interactive, "interactive", false, "be the shell of a job of alloc: one task with all that the job has, which other steps may use too")
 	f.BoolVarP(&o.preserveEnv, "preserve-env", "E", false, "leave SLURM_NTASKS, SLURM_NPROCS, SLURM_NNODES and SLURM_JOB_NUM_NODES as they are")
+	bindRefused(f, ofRunAlone)
 	f.Uint32Var(&o.jobid, "jobid", 0, "make the step one of this job (default $SLURM_JOB_ID)")
 }
 
@@ -187,7 +199,7 @@ func (o *Run) setters(kind Kind, node string) (sets []func(*step.Request) error)
 	if kind == StepOfJob {
 		sets = append(sets, o.setJob)
 	}
-	sets = append(sets, func(r *step.Request) error { return o.nodes.set(r, node, kind == StepOfJob && r.Job != nil) }, o.Programs.set)
+	sets = append(sets, func(r *step.Request) error { return o.nodes.set(r, node, kind == StepOfJob && r.Job != nil) }, o.setGPUs, o.Programs.set)
 	return append(sets, ofKind(o.resources.set), ofKind(o.setIO))
 }
 
@@ -245,11 +257,11 @@ func (o *Run) setFlags(r *step.Request) error {
 	return nil
 }
 
-// setAcctgFreq reads --acctg-freq, else the variable that srun or sbatch reads.
+// setAcctgFreq reads --acctg-freq, else the variable that srun, sbatch or salloc reads.
 func (o *Run) setAcctgFreq(kind Kind, r *step.Request) error {
 	name, value := "--acctg-freq", o.acctgFreq
 	if value == "" {
-		name = map[Kind]string{StepOfJob: "SLURM_ACCTG_FREQ", BatchJob: "SBATCH_ACCTG_FREQ"}[kind]
+		name = map[Kind]string{StepOfJob: "SLURM_ACCTG_FREQ", BatchJob: "SBATCH_ACCTG_FREQ", Allocation: "SALLOC_ACCTG_FREQ"}[kind]
 		value = os.Getenv(name)
 	}
 	if value == "" {

@@ -157,7 +157,7 @@ type envOption struct{ name, flag string }
 func (k Kind) variables() []envOption {
 	switch k {
 	case Allocation:
-		return []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
+		return []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_KILL_CMD", "kill-command"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
 	case BatchJob:
 		return []envOption{
 			{"SBATCH_TIMELIMIT", "time"}, {"SBATCH_SIGNAL", "signal"}, {"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"},
@@ -174,11 +174,11 @@ func (k Kind) variables() []envOption {
 }
 
 // FromEnv takes the options of a verb that its command line has not given from the
-// environment. It refuses a variable of an option that stepctl no longer has.
+// environment. It refuses a variable of an option that is refused.
 func FromEnv(f *pflag.FlagSet, k Kind) error {
 	prefixes := k.prefixes()
 	prefix := prefixes[len(prefixes)-1]
-	if err := refuseLeft(prefix); err != nil {
+	if err := refuseVariables(prefix); err != nil {
 		return err
 	}
 	if err := bindingFromEnv(f, prefix); err != nil {

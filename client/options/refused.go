@@ -30,6 +30,12 @@ var Exclusions = []Exclusion{
 	{"pty", "output", oneTerminal},
 	{"pty", "error", oneTerminal},
 	{"mem", "mem-per-cpu", "memory is the node's, or each CPU's"},
+	{"mem", "mem-per-gpu", "memory is the node's, or each GPU's"},
+	{"mem-per-cpu", "mem-per-gpu", "memory is each CPU's, or each GPU's"},
+	{"cpus-per-task", "cpus-per-gpu", "CPUs are each task's, or each GPU's"},
+	{"cpus-per-task", "tres-per-task", "both say how many CPUs a task has"},
+	{"gpus-per-task", "ntasks-per-gpu", "tasks have GPUs, or GPUs have tasks"},
+	{"gpus-per-task", "tres-per-task", "both say how many GPUs a task has"},
 	{"exact", "whole", "as many CPUs as the tasks need, or all of the job"},
 	{"quiet", "verbose", "less is said, or more"},
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
@@ -100,7 +106,7 @@ func UnknownVerb(root *cobra.Command, err error) error {
 	}
 	word, _ := strconv.Unquote(quoted) // a QuotedPrefix always unquotes
 	if now, ok := leftVerbs[word]; ok {
-		return errLeft{"stepctl " + word, now}
+		return errRefused{"stepctl " + word, now}
 	}
 	if verb, ok := slurmCommands[word]; ok {
 		return fmt.Errorf("unknown command %q: what %s does for Slurm does %s", word, word, verb)
@@ -152,8 +158,8 @@ func NameArguments(root *cobra.Command) {
 
 // FlagError says in one clear line what is wrong with an option of the command path.
 func FlagError(path string, f *pflag.FlagSet, err error) error {
-	if left, ok := errors.AsType[errLeft](err); ok {
-		return left // its words name the option
+	if refused, ok := errors.AsType[errRefused](err); ok {
+		return refused // its words name the option
 	}
 	return manual.Mistake(path, f, err)
 }
@@ -161,52 +167,94 @@ func FlagError(path string, f *pflag.FlagSet, err error) error {
 // toSlurm is where jobs wait in a queue, and where programs are sent to nodes.
 const toSlurm = "use Slurm: docs/slurm.md"
 
-// leftOption is an option of srun, salloc or sbatch that stepctl no longer has: run, alloc
-// and batch refuse it by name, in the lines of a script and in a variable too.
-type leftOption struct {
+const (
+	instead      = "start stepctl run in the background, or use stepctl batch"
+	noContainers = "containers of the OCI are made under Slurm alone (docs/slurm.md); let the command start one"
+	notBound     = "each task sees all devices of its step; none is accepted, and under Slurm all are done (docs/slurm.md)"
+	oneBefore    = "start it before or after stepctl run; --task-prolog and --task-epilog run beside each task"
+)
+
+// refusedOption is an option of srun, salloc or sbatch that asks for what stepctl does not do, and
+// that no script may take for done: run, alloc and batch refuse it by name, in the lines of a
+// script and in a variable too.
+type refusedOption struct {
 	name, short string
 	// bare options may stand without an argument.
 	bare bool
 	// variable stands for the option; "" is none. It counts for the verb with its prefix
 	// (SLURM_ of run, SALLOC_ of alloc, SBATCH_ of batch).
 	variable string
-	// now is what does the option's work.
-	now string
+	// why it is refused, or what does its work.
+	why string
+	// harmless is a value that asks for what is done anyway, "" without.
+	harmless string
 }
 
-var leftOptions = []leftOption{
-	{name: "array", short: "a", variable: "SBATCH_ARRAY_INX", now: toSlurm},
-	{name: "bcast", bare: true, variable: "SLURM_BCAST", now: toSlurm},
-	{name: "begin", short: "b", now: toSlurm},
-	{name: "compress", bare: true, variable: "SLURM_COMPRESS", now: toSlurm},
-	{name: "dependency", short: "d", variable: "SLURM_DEPENDENCY", now: toSlurm},
-	{name: "hold", short: "H", bare: true, now: toSlurm},
-	{name: "kill-on-invalid-dep", now: toSlurm},
-	{name: "send-libs", bare: true, variable: "SLURM_SEND_LIBS", now: toSlurm},
+// ofRunAlone is srun's beside --async: sbatch's option of this name is served.
+var ofRunAlone = refusedOption{name: "parsable", bare: true, why: instead}
+
+var refusedOptions = []refusedOption{
+	{name: "accel-bind", why: notBound},
+	{name: "array", short: "a", variable: "SBATCH_ARRAY_INX", why: toSlurm},
+	{name: "async", bare: true, why: instead},
+	{name: "bcast", bare: true, variable: "SLURM_BCAST", why: toSlurm},
+	{name: "bcast-exclude", variable: "SLURM_BCAST_EXCLUDE", why: toSlurm},
+	{name: "begin", short: "b", why: toSlurm},
+	{name: "compress", bare: true, variable: "SLURM_COMPRESS", why: toSlurm},
+	{name: "container", variable: "SLURM_CONTAINER", why: noContainers},
+	{name: "container-id", variable: "SLURM_CONTAINER_ID", why: noContainers},
+	{name: "container-type", why: noContainers},
+	{name: "dependency", short: "d", variable: "SLURM_DEPENDENCY", why: toSlurm},
+	{name: "epilog", variable: "SLURM_EPILOG", why: oneBefore},
+	{name: "external-launcher", bare: true, why: "stepctl run starts the ranks of an MPI program itself: --mpi"},
+	{name: "gpu-bind", why: notBound, harmless: "none"},
+	{name: "gpus-per-socket", why: "GPUs are given by their numbers, not by sockets: use --gpus"},
+	{name: "het-group", why: toSlurm},
+	{name: "hold", short: "H", bare: true, why: toSlurm},
+	{name: "ignore-signals", why: "stepctl run passes its signals on to the tasks, or ends the step by them"},
+	{name: "kill-on-invalid-dep", why: toSlurm},
+	{name: "no-allocate", short: "Z", bare: true, why: "a step has CPUs of its own: --overcommit shares them with other steps"},
+	{name: "no-shell", bare: true, why: "a job of alloc ends with its command: use stepctl batch"},
+	{name: "prolog", variable: "SLURM_PROLOG", why: oneBefore},
+	{name: "send-libs", bare: true, variable: "SLURM_SEND_LIBS", why: toSlurm},
+	{name: "slurmd-debug", why: "stepctl events shows what a step did"},
+	{name: "tres-bind", why: notBound, harmless: "gres/gpu:none"},
+	{name: "usage", bare: true, why: "--help shows the options"},
+	{name: "version", short: "V", bare: true, why: "stepctl --version shows it"},
+	{name: "wait-for-children", bare: true, why: "a task ends with its first process, and what that leaves is killed at the step's end"},
+	{name: "x11", bare: true, why: "no display is forwarded: " + toSlurm},
 }
 
-// leftVerbs are the verbs that stepctl no longer has, with what does their work.
+// leftVerbs are verbs of Slurm's that stepctl has not, with what does their work.
 var leftVerbs = map[string]string{"hold": toSlurm, "release": toSlurm, "requeue": toSlurm}
 
-// errLeft refuses what has left, by name.
-type errLeft struct{ name, now string }
+// errRefused refuses an option, a variable or a verb by name.
+type errRefused struct{ name, why string }
 
-func (e errLeft) Error() string {
-	return fmt.Sprintf("%s is not supported any more: %s", e.name, e.now)
+func (e errRefused) Error() string { return fmt.Sprintf("%s is not supported: %s", e.name, e.why) }
+
+// refusedFlag is the value of a refused option: only a harmless text can be set.
+type refusedFlag struct {
+	refusedOption
+	value string
 }
 
-// leftFlag is the value of an option that has left: no text can be set.
-type leftFlag struct{ leftOption }
+func (f *refusedFlag) String() string { return f.value }
+func (f *refusedFlag) Type() string   { return "string" }
 
-func (leftFlag) String() string     { return "" }
-func (leftFlag) Type() string       { return "string" }
-func (f leftFlag) Set(string) error { return errLeft{"--" + f.name, f.now} }
+func (f *refusedFlag) Set(value string) error {
+	if f.harmless != "" && value == f.harmless {
+		f.value = value
+		return nil
+	}
+	return errRefused{"--" + f.name, f.why}
+}
 
-// bindLeft makes hidden flags of the options that have left: so their arguments are
-// parsed as they were.
-func bindLeft(f *pflag.FlagSet) {
-	for _, o := range leftOptions {
-		flag := f.VarPF(leftFlag{o}, o.name, o.short, "")
+// bindRefused makes hidden flags of refused options: so their arguments are parsed as srun, salloc and
+// sbatch do.
+func bindRefused(f *pflag.FlagSet, refused ...refusedOption) {
+	for _, o := range refused {
+		flag := f.VarPF(&refusedFlag{refusedOption: o}, o.name, o.short, "")
 		flag.Hidden = true
 		if o.bare {
 			flag.NoOptDefVal = "true"
@@ -214,11 +262,11 @@ func bindLeft(f *pflag.FlagSet) {
 	}
 }
 
-// refuseLeft refuses the variables, beginning with prefix, of options that have left.
-func refuseLeft(prefix string) error {
-	for _, o := range leftOptions {
+// refuseVariables refuses the variables, beginning with prefix, of refused options.
+func refuseVariables(prefix string) error {
+	for _, o := range refusedOptions {
 		if value := os.Getenv(o.variable); value != "" && strings.HasPrefix(o.variable, prefix) {
-			return errLeft{fmt.Sprintf("%s=%.80q (--%s)", o.variable, value, o.name), o.now}
+			return errRefused{fmt.Sprintf("%s=%.80q (--%s)", o.variable, value, o.name), o.why}
 		}
 	}
 	return nil

@@ -24,6 +24,7 @@ type Resources struct {
 	mem, memPerCPU string
 	gres           string
 	gpus           string
+	perGPU         perGPU
 	oomKillStep    string
 }
 
@@ -34,6 +35,7 @@ func (o *Resources) bind(c *cobra.Command) {
 	f.StringVar(&o.gres, "gres", "", "generic resources: NAME[[:TYPE]:COUNT],... or none")
 	f.StringVarP(&o.gpus, "gpus", "G", "", "GPUs: [TYPE:]COUNT, as --gres=gpu:[TYPE:]COUNT")
 	f.StringVar(&o.gpus, "gpus-per-node", "", "the same as --gpus: there is one node")
+	o.perGPU.bind(f)
 	f.StringVar(&o.oomKillStep, "oom-kill-step", "", "end the whole step when memory runs out in it: 0 or 1")
 	f.Lookup("oom-kill-step").NoOptDefVal = "1"
 }
@@ -129,6 +131,9 @@ func (o *Resources) setGres(kind Kind, r *step.Request) (err error) {
 	default:
 		gres, from = "gpu:"+o.gpus, "--gpus"
 	}
+	if more := o.perGPU.gres; more != "" {
+		gres, from = strings.TrimPrefix(gres+","+more, ","), "--gres and the GPUs of tasks"
+	}
 	if r.Gres, err = srunopt.ParseGres(gres); err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
@@ -176,6 +181,8 @@ const useSlurm = "several nodes: use Slurm (docs/slurm.md)"
 type Nodes struct {
 	count     string // -N
 	want, not string // -w, -x
+	file      string // -F
+	relative  int    // -r
 	perNode   int
 	flags     *pflag.FlagSet // to know which of them were given
 }
@@ -186,6 +193,8 @@ func (o *Nodes) bind(c *cobra.Command) {
 	f.StringVarP(&o.count, "nodes", "N", "1", "number of nodes: 1; "+useSlurm)
 	f.StringVarP(&o.want, "nodelist", "w", "", "the node to run on: this one")
 	f.StringVarP(&o.not, "exclude", "x", "", "nodes to keep away from, as a list of hosts; not this one")
+	f.StringVarP(&o.file, "nodefile", "F", "", "a file with the list of --nodelist")
+	f.IntVarP(&o.relative, "relative", "r", 0, "the job's node to begin at: 0; "+useSlurm)
 	f.IntVar(&o.perNode, "ntasks-per-node", 0, "most tasks of the node; without --ntasks, the number of tasks")
 	f.StringP("no-kill", "k", "off", "accepted, and without effect: there is no other node to go on with")
 	f.Lookup("no-kill").NoOptDefVal = "set"
@@ -202,10 +211,29 @@ func (o *Nodes) set(r *step.Request, self string, inJob bool) error {
 	if err := oneNode(option, value); err != nil {
 		return err
 	}
+	if o.relative != 0 {
+		return fmt.Errorf("cannot begin at node %d of the job (-r %[1]d): %s", o.relative, useSlurm)
+	}
+	if err := o.readFile(); err != nil {
+		return err
+	}
 	if err := o.here(self); err != nil {
 		return err
 	}
 	return o.setPerNode(r, inJob)
+}
+
+// readFile takes the list of --nodefile, parted by commas or lines, as --nodelist.
+func (o *Nodes) readFile() error {
+	if o.file == "" {
+		return nil
+	}
+	b, err := os.ReadFile(o.file)
+	if err != nil {
+		return fmt.Errorf("--nodefile: cannot read the list of nodes: %w", err)
+	}
+	o.want = strings.Join(strings.Fields(strings.ReplaceAll(string(b), ",", " ")), ",")
+	return nil
 }
 
 // oneNode refuses a number of nodes, or a range MIN-MAX, that is not 1.

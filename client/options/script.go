@@ -80,6 +80,7 @@ func FromScript(c *cobra.Command, p *plugins.Host, name string, script []byte) (
 		if err := own.Value.Set(f.Value.String()); err != nil {
 			return nil, fmt.Errorf("%s: #SBATCH: --%s: %w", given["--"+f.Name], f.Name, err)
 		}
+		own.Changed = true
 	}
 	return given, nil
 }
@@ -182,8 +183,8 @@ func (o *Batch) Bind(c *cobra.Command) {
 	o.bindOutput(c, "none", "slurm-%j.out")
 	f := c.Flags()
 	f.BoolVarP(&o.Wait, "wait", "W", false, "wait for the job's end and exit with its code")
-	f.Bool("requeue", false, "accepted, without effect: a job is never run again")
-	f.Bool("no-requeue", false, "accepted, without effect")
+	f.Bool("no-requeue", false, "accepted: a job is never run again")
+	f.StringVar(&o.exportFile, "export-file", "", "variables for the job beside this environment: a file, or the number of a descriptor, with NAME=VALUE and a NUL each")
 	f.BoolVar(&o.Parsable, "parsable", false, "print the job's number alone")
 }
 

@@ -1,8 +1,12 @@
 package options
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"stepd/client/plugins"
-	"stepd/srunopt"
 	"stepd/step"
 )
 
@@ -109,25 +112,92 @@ func TestUnused(t *testing.T) {
 	if want := (unused{"partition", "exclusive", "account", "qos", "mail-type"}); !slices.Equal(o.unused, want) {
 		t.Errorf("got %q, want %q", o.unused, want)
 	}
-	if err := c.ParseFlags([]string{"-s", "-S2", "--cpu-freq=high", "--time-min=5", "-B", "2:4", "--get-user-env"}); err != nil {
+	if err := c.ParseFlags([]string{"-s", "-S2", "-q", "high", "--cpu-freq=high", "--time-min=5", "-B", "2:4", "--get-user-env"}); err != nil {
 		t.Error(err)
 	}
 }
 
+// What is counted by GPU or by task becomes tasks, CPUs, memory and generic resources.
 func TestGPUs(t *testing.T) {
-	for line, want := range map[string]string{
-		"--gpus=2": "gpu:2", "-G a100:1": "gpu:a100:1", "--gpus-per-node=3": "gpu:3", "--gres=nic --gpus=1": "nic,gpu:1",
+	for line, want := range map[string]string{ // tasks, CPUs of a task, MB, gres
+		"--gpus=2":                                          "1 1 - gpu:2",
+		"-G a100:1":                                         "1 1 - gpu:a100:1",
+		"--gpus-per-node=3":                                 "1 1 - gpu:3",
+		"--gres=nic --gpus=1":                               "1 1 - nic:1,gpu:1",
+		"-n3 --gpus-per-task=2":                             "3 1 - gpu:6",
+		"-n2 --gpus-per-task=a100:1 --gres=nic":             "2 1 - nic:1,gpu:a100:2",
+		"--gpus=4 --gpus-per-task=2":                        "2 1 - gpu:4",
+		"--gpus=2 --ntasks-per-gpu=3":                       "6 1 - gpu:2",
+		"-n5 --ntasks-per-gpu=2":                            "5 1 - gpu:3",
+		"-n2 --gpus=2 --cpus-per-gpu=3":                     "2 3 - gpu:2",
+		"-n3 --gpus=2 --cpus-per-gpu=2":                     "3 2 - gpu:2",
+		"--gpus=2 --mem-per-gpu=1G":                         "1 1 2048 gpu:2",
+		"-n2 --tres-per-task=cpu=4,gres/gpu=1,gres/nic:x=2": "2 4 - gpu:2,nic:x:4",
+		"-n2 --gpus-per-task=1 --gpu-bind=none":             "2 1 - gpu:2",
+		"--gpus=x":                                          "--gpus=x: want [TYPE:]COUNT",
+		"-n3 --gpus=2 --gpus-per-task=1":                    "--gpus-per-task=1: 3 tasks have 3 GPUs, and --gpus=2 asks for 2",
+		"-n5 --gpus=2 --ntasks-per-gpu=2":                   "--ntasks-per-gpu=2: 2 GPUs have no room for 5 tasks",
+		"--cpus-per-gpu=2":                                  "--cpus-per-gpu is of no use without --gpus, --gpus-per-task or --ntasks-per-gpu",
+		"--tres-per-task=license/x=1":                       `--tres-per-task=license/x=1: "license/x": noded gives tasks cpu and gres/NAME alone`,
+		"--tres-per-task=gres/gpu":                          `--tres-per-task=gres/gpu: "gres/gpu": want NAME=COUNT`,
 	} {
 		var o Run
 		c := &cobra.Command{Use: "run"}
 		o.Bind(c)
 		if err := c.ParseFlags(strings.Fields(line)); err != nil {
-			t.Fatal(err)
+			t.Fatal(line, err)
 		}
-		var r step.Request
-		wanted, err := srunopt.ParseGres(want)
-		if err := errors.Join(err, o.resources.setGres(StepOfJob, &r)); err != nil || !reflect.DeepEqual(r.Gres, wanted) {
-			t.Errorf("%s: %v, %v; want %v", line, r.Gres, err, wanted)
+		r := step.Request{NTasks: o.NTasks, CPUsPerTask: o.CPUs}
+		err := cmp.Or(o.setGPUs(&r), o.resources.setGres(StepOfJob, &r))
+		got, mb := errText(err), "-"
+		if r.Mem != nil {
+			mb = fmt.Sprint(*r.Mem)
+		}
+		if err == nil {
+			var gres []string
+			for _, g := range r.Gres {
+				gres = append(gres, g.String())
+			}
+			got = fmt.Sprintf("%d %d %s %s", r.NTasks, r.CPUsPerTask, mb, strings.Join(gres, ","))
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", line, got, want)
+		}
+	}
+}
+
+// An option of a script counts as given.
+func TestScriptOptionIsGiven(t *testing.T) {
+	o := &Batch{}
+	c := &cobra.Command{Use: "batch"}
+	o.Bind(c)
+	if _, err := FromScript(c, &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -n 2 --ntasks-per-node=4 --gpu-bind=none\n")); err != nil {
+		t.Fatal(err)
+	}
+	r := &step.Request{NTasks: o.NTasks}
+	if err := o.nodes.set(r, "n1", false); err != nil || r.NTasks != 2 {
+		t.Errorf("%d tasks, %v", r.NTasks, err)
+	}
+}
+
+func TestExportFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "vars")
+	if err := os.WriteFile(file, []byte("A=1 2\x00B=x\ny\x00\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := &Run{exportFile: file}
+	env, err := o.Environment(&plugins.Host{Env: []string{"A=mine"}}, nil)
+	if want := []string{"A=1 2", "B=x\ny", "A=mine"}; err != nil || !slices.Equal(env, want) {
+		t.Errorf("got %q, %v; want %q", env, err, want)
+	}
+	for from, want := range map[string]string{
+		"1":                    "--export-file=1: a descriptor above 2 is wanted",
+		"testdata/this.nodes":  `--export-file=testdata/this.nodes: "n1\n" is no NAME=VALUE (each is to end with a NUL)`,
+		"testdata/no-such-one": "--export-file=testdata/no-such-one: cannot read the variables: open testdata/no-such-one: no such file or directory",
+	} {
+		o.exportFile = from
+		if _, err := o.Environment(&plugins.Host{}, nil); errText(err) != want {
+			t.Errorf("%s: got %v, want %s", from, err, want)
 		}
 	}
 }

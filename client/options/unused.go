@@ -10,58 +10,71 @@ import (
 )
 
 // An unusedOption is one of srun, sbatch or salloc that is for a queue, for several nodes, or for what
-// a controller decides (how a CPU or GPU is clocked, how nodes are chosen and prepared).
-// It is accepted, so that a site's scripts run as they are, and has no effect here.
+// a controller decides (how nodes are chosen and prepared). It is accepted, so that a site's scripts
+// run as they are, and has no effect here.
 type unusedOption struct {
 	name, short string
 	bare        bool // it may stand without an argument
+	here        bool // it is for a node, whose noded does not do it
 }
 
 var unusedOptions = []unusedOption{
 	{name: "account", short: "A"},
+	{name: "batch"},
 	{name: "bb"},
 	{name: "bbf"},
+	{name: "bell", bare: true},
 	{name: "cluster-constraint"},
 	{name: "clusters", short: "M"},
 	{name: "comment"},
+	{name: "consolidate-segments", bare: true},
 	{name: "constraint", short: "C"},
 	{name: "contiguous", bare: true},
-	{name: "core-spec", short: "S"},
+	{name: "core-spec", short: "S", here: true},
 	{name: "cores-per-socket"},
-	{name: "cpu-freq"},
+	{name: "cpu-freq", here: true},
 	{name: "deadline"},
 	{name: "delay-boot"},
 	{name: "exclusive", bare: true},
 	{name: "extra"},
 	{name: "extra-node-info", short: "B"},
-	{name: "get-user-env", bare: true},
-	{name: "gpu-freq"},
+	{name: "get-user-env", bare: true, here: true},
+	{name: "gpu-freq", here: true},
 	{name: "gres-flags"},
 	{name: "ignore-pbs", bare: true},
 	{name: "licenses", short: "L"},
 	{name: "mail-type"},
 	{name: "mail-user"},
 	{name: "mcs-label"},
+	{name: "mem-update"},
 	{name: "mincpus"},
-	{name: "network"},
+	{name: "msg-timeout"},
+	{name: "network", here: true},
 	{name: "nice", bare: true},
+	{name: "no-bell", bare: true},
 	{name: "oversubscribe", short: "s", bare: true},
 	{name: "partition", short: "p"},
-	{name: "power"},
+	{name: "power", here: true},
 	{name: "prefer"},
 	{name: "priority"},
-	{name: "profile"},
-	{name: "qos"}, // -q is sbatch's qos and srun's quit-on-interrupt
+	{name: "profile", here: true},
+	{name: "qos", short: "q"},
 	{name: "reboot", bare: true},
+	{name: "requeue", bare: true},
 	{name: "reservation"},
+	{name: "resources"},
 	{name: "resv-ports", bare: true},
 	{name: "segment"},
 	{name: "sockets-per-node"},
 	{name: "spread-job", bare: true},
+	{name: "spread-segments", bare: true},
+	{name: "stepmgr", bare: true},
 	{name: "switches"},
-	{name: "thread-spec"},
+	{name: "thread-spec", here: true},
+	{name: "threads", short: "T"},
 	{name: "time-min"},
 	{name: "tmp"},
+	{name: "treewidth"},
 	{name: "use-min-nodes", bare: true},
 	{name: "wait-all-nodes"},
 	{name: "wckey"},
@@ -81,10 +94,30 @@ func (u *unused) bind(f *pflag.FlagSet) {
 	}
 }
 
-// TellUnused names the options without effect that were given, in one line, unless --quiet was.
+// TellUnused names the options without effect that were given, in one line for each reason, unless
+// --quiet was.
 func (o *Run) TellUnused() {
-	if len(o.unused) > 0 && !o.Quiet {
-		terminal.Say("without effect, since there is no queue and one node: --%s", strings.Join(o.unused, ", --"))
+	if o.Quiet {
+		return
+	}
+	var queue, here []string
+	for _, u := range unusedOptions {
+		switch {
+		case !slices.Contains(o.unused, u.name):
+		case u.here:
+			here = append(here, "--"+u.name)
+		default:
+			queue = append(queue, "--"+u.name)
+		}
+	}
+	if len(queue) > 0 {
+		terminal.Say("without effect, since there is no queue and one node: %s", strings.Join(queue, ", "))
+	}
+	if len(here) > 0 {
+		terminal.Say("without effect, since noded does not do it: %s", strings.Join(here, ", "))
+	}
+	if option := o.resources.implied(); option != "" && o.NTasks > 1 {
+		terminal.Say("--%s binds no task to a GPU: each task sees all GPUs of its step", option)
 	}
 }
 

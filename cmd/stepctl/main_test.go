@@ -177,7 +177,7 @@ func TestHelpOfNothing(t *testing.T) {
 
 // What has left is refused by its name, with where its work is done now.
 func TestLeft(t *testing.T) {
-	const now = " is not supported any more: use Slurm: docs/slurm.md"
+	const now = " is not supported: use Slurm: docs/slurm.md"
 	for line, want := range map[string]string{
 		"batch --array=0-3 x":                   "--array" + now,
 		"batch -a 0-3 x":                        "--array" + now,

@@ -9,9 +9,9 @@ import (
 	"stepd/client/plugins"
 )
 
-// What has left is refused in a script and in a variable, too.
+// What is not done is refused in a script and in a variable, too.
 func TestLeftElsewhere(t *testing.T) {
-	const now = " is not supported any more: use Slurm: docs/slurm.md"
+	const now = " is not supported: use Slurm: docs/slurm.md"
 	c := batchVerb()
 	_, err := FromScript(c, &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -n 1\n#SBATCH --array=0-3\n"))
 	if err == nil || err.Error() != "job.sh:3: #SBATCH: --array"+now {
@@ -25,26 +25,26 @@ func TestLeftElsewhere(t *testing.T) {
 		t.Errorf("in a script: %v", err)
 	}
 	t.Setenv("SLURM_COMPRESS", "lz4")
-	if err := refuseLeft("SLURM_"); err == nil || err.Error() != `SLURM_COMPRESS="lz4" (--compress)`+now {
+	if err := refuseVariables("SLURM_"); err == nil || err.Error() != `SLURM_COMPRESS="lz4" (--compress)`+now {
 		t.Errorf("in a variable: %v", err)
 	}
 	t.Setenv("SLURM_COMPRESS", "")
 	t.Setenv("SBATCH_ARRAY_INX", "1-3")
-	if err := refuseLeft("SBATCH_"); err == nil || err.Error() != `SBATCH_ARRAY_INX="1-3" (--array)`+now {
+	if err := refuseVariables("SBATCH_"); err == nil || err.Error() != `SBATCH_ARRAY_INX="1-3" (--array)`+now {
 		t.Errorf("in a variable: %v", err)
 	}
-	if err := refuseLeft("SLURM_"); err != nil {
+	if err := refuseVariables("SLURM_"); err != nil {
 		t.Errorf("in another verb's variable: %v", err)
 	}
 }
 
-// The options that have left are no verb's any more.
+// Refused options are on no page.
 func TestLeftAreHidden(t *testing.T) {
 	alloc := &cobra.Command{Use: "alloc"}
 	new(Run).BindJob(alloc)
 	for _, c := range []*cobra.Command{runVerb(), alloc, batchVerb()} {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			if _, left := f.Value.(leftFlag); left && !f.Hidden {
+			if _, left := f.Value.(*refusedFlag); left && !f.Hidden {
 				t.Errorf("%s shows --%s", c.Name(), f.Name)
 			}
 		})
