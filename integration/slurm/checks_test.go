@@ -74,6 +74,9 @@ func parseHead(words []string) (check, error) {
 			if _, err := regexp.Compile(value); err != nil {
 				return c, fmt.Errorf("%s: drop: %w", c.id, err)
 			}
+			if c.drop != "" {
+				return c, fmt.Errorf("%s: a second drop", c.id)
+			}
 			c.drop = value
 		case "limit":
 			s, err := strconv.Atoi(value)
@@ -113,9 +116,61 @@ func TestParseChecks(t *testing.T) {
 	if err != nil || !slices.Equal(checks, want) {
 		t.Errorf("got %+v, %v", checks, err)
 	}
-	for _, bad := range []string{"srun\n", "== \nsrun\n", "== a\n", "== a what\nx\n", "== a site=no\nx\n", "== a limit=x\nx\n", "== a drop=(\nx\n", "== a\nx\n== a\nx\n"} {
+	for _, bad := range []string{"srun\n", "== \nsrun\n", "== a\n", "== a what\nx\n", "== a site=no\nx\n", "== a limit=x\nx\n", "== a drop=(\nx\n", "== a drop=x drop=y\nx\n", "== a\nx\n== a\nx\n"} {
 		if got, err := parseChecks(bad); err == nil {
 			t.Errorf("%q: got %+v", bad, got)
+		}
+	}
+}
+
+// topAlternatives parts an expression at each | that is in no brackets.
+func topAlternatives(expression string) (all []string) {
+	depth, from := 0, 0
+	for i, c := range expression {
+		switch {
+		case c == '(':
+			depth++
+		case c == ')':
+			depth--
+		case c == '|' && depth == 0:
+			all = append(all, expression[from:i])
+			from = i + 1
+		}
+	}
+	return append(all, expression[from:])
+}
+
+// TestDrops: what is left out of the comparison has its reason in drops.tsv, and no reason is left over.
+func TestDrops(t *testing.T) {
+	text, err := os.ReadFile("testdata/drops.tsv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := map[string]bool{} // whether a check uses it
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		if _, twice := reasons[f[0]]; twice || len(f) != 2 || f[1] == "" {
+			t.Errorf("drops.tsv: %q: want an alternative that no other row has, a tab and why", line)
+		}
+		reasons[f[0]] = false
+	}
+	for _, c := range readChecks(t) {
+		if c.drop == "" {
+			continue
+		}
+		for _, a := range topAlternatives(c.drop) {
+			if _, ok := reasons[a]; !ok {
+				t.Errorf("%s drops %q, and drops.tsv does not say why", c.id, a)
+			}
+			reasons[a] = true
+		}
+	}
+	for a, used := range reasons {
+		if !used {
+			t.Errorf("no check drops %q any more", a)
 		}
 	}
 }
