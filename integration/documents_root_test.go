@@ -3,6 +3,7 @@ package integration
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,7 +19,8 @@ import (
 // its output, of both streams: "..." stands for any text within a line, and alone on a line for any
 // lines. The commands of a document run in order, in one directory, beside a noded of the test's own,
 // whose files are in /etc/stepd for them. A command is to succeed; "[exit N]" on the last line of its
-// output is another end. A block whose fence has norun="REASON" is not run.
+// output is another end. A block whose fence has norun="REASON" is not run. One whose fence has the word
+// clean installs something, and is run in a container that is thrown away: TestRootFirstHour.
 
 // documents are all that may have such blocks.
 func documents(t *testing.T) []string {
@@ -32,6 +34,7 @@ func documents(t *testing.T) []string {
 type consoleBlock struct {
 	line     int
 	norun    string
+	clean    bool
 	commands []consoleCommand
 }
 
@@ -68,10 +71,10 @@ func consoleBlocks(text string) (blocks []consoleBlock, err error) {
 			in, other = nil, false
 		case m != nil && m[1] == "console":
 			in = &consoleBlock{line: i + 1}
-			if m[2] != "" {
+			if in.clean = m[2] == " clean"; m[2] != "" && !in.clean {
 				reason := norunInfo.FindStringSubmatch(m[2])
 				if reason == nil {
-					return nil, fmt.Errorf("line %d: cannot use %q: want norun=\"REASON\"", i+1, m[2])
+					return nil, fmt.Errorf("line %d: cannot use %q: want clean or norun=\"REASON\"", i+1, m[2])
 				}
 				in.norun = reason[1]
 			}
@@ -133,12 +136,16 @@ func TestRootDocuments(t *testing.T) {
 		for _, bare := range bareCommand.FindAllString(text, -1) {
 			t.Errorf("%s: %q stands in no console block", doc, strings.TrimSpace(bare))
 		}
-		norun := func(b consoleBlock) bool { return b.norun != "" }
+		norun := func(b consoleBlock) bool { return b.norun != "" || b.clean }
 		if len(blocks) == 0 || !slices.ContainsFunc(blocks, func(b consoleBlock) bool { return !norun(b) }) {
 			continue
 		}
 		t.Run(filepath.Base(doc), func(t *testing.T) {
-			w := newReader(t)
+			cpus := "CPUs=4"
+			if filepath.Base(doc) == "binding.md" {
+				cpus = "CPUs=2" // no more than a machine of the tests has: else nothing is bound
+			}
+			w := newReader(t, cpus)
 			for _, b := range slices.DeleteFunc(blocks, norun) {
 				for _, c := range b.commands {
 					ran++
@@ -162,17 +169,17 @@ type reader struct {
 	back  *strings.Replacer
 }
 
-func newReader(t *testing.T) *reader {
+func newReader(t *testing.T, cpus string) *reader {
 	testkit.RequireRoot(t)
 	plugins, err := os.MkdirTemp(workRoot, "stepd-it-lib-")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(plugins)) })
 	must(t, os.Chmod(plugins, 0o755))
-	n := startNode(t, site{Node: "CPUs=4", Slurm: "PluginDir=" + plugins + "\n"})
+	n := startNode(t, site{Node: cpus, Slurm: "PluginDir=" + plugins + "\n"})
 	share, err := filepath.Abs("..")
 	must(t, err)
 	pairs := []string{
-		"/etc/stepd", n.dir, "/usr/lib/slurm", plugins, "/run/stepd/noded.sock", n.socket(),
+		"/etc/stepd", n.dir, "/etc/slurm", n.dir, "/local", n.path("local"), "/usr/libexec/stepd", filepath.Dir(n.bin), "/usr/lib/slurm", plugins, "/run/stepd/noded.sock", n.socket(),
 		"/usr/share/doc/stepd/examples", filepath.Join(share, "examples"), "/usr/include/stepd", filepath.Join(share, "spank/host/include"),
 	}
 	var turned []string
@@ -193,15 +200,17 @@ func (w *reader) runs(t *testing.T, doc string, c *consoleCommand) bool {
 	r := w.n.do(t, call{
 		program: "/bin/sh", args: []string{"-c", "exec 2>&1\n" + w.names.Replace(c.text)}, root: c.root, dir: w.dir, env: []string{path, "LC_ALL=C.UTF-8"},
 	})
-	want := c.exit
-	if want == "" {
-		want = "0"
-	}
-	out := w.back.Replace(r.out)
-	if fmt.Sprint(r.code) == want && c.pattern().MatchString(out) {
+	return c.matches(t, doc, w.back.Replace(r.out), r.code)
+}
+
+// matches reports whether the command ended and printed as the document says.
+func (c *consoleCommand) matches(t *testing.T, doc, out string, code int) bool {
+	t.Helper()
+	want := cmp.Or(c.exit, "0")
+	if fmt.Sprint(code) == want && c.pattern().MatchString(out) {
 		return true
 	}
-	t.Errorf("%s:%d: %s\nexit code %d, want %s\n%s\nwant\n%s", doc, c.line, c.text, r.code, want, out, strings.Join(c.output, "\n"))
+	t.Errorf("%s:%d: %s\nexit code %d, want %s\n%s\nwant\n%s", doc, c.line, c.text, code, want, out, strings.Join(c.output, "\n"))
 	return false
 }
 
@@ -238,6 +247,42 @@ func TestConsoleBlocks(t *testing.T) {
 			t.Errorf("%q is taken", bad)
 		}
 	}
+}
+
+// TestUnrunBlocks: the tests that the reason of a block which is not run names are in the tree, and the
+// reason says more than that it is not run.
+func TestUnrunBlocks(t *testing.T) {
+	tests := map[string]bool{}
+	must(t, filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(readFile(t, path), -1) {
+			tests[m[1]] = true
+		}
+		return nil
+	}))
+	run, unrun := 0, 0
+	for _, doc := range documents(t) {
+		blocks, err := consoleBlocks(readFile(t, doc))
+		must(t, err)
+		for _, b := range blocks {
+			if b.norun == "" {
+				run += len(b.commands)
+				continue
+			}
+			unrun += len(b.commands)
+			for _, name := range regexp.MustCompile(`\bTest\w+`).FindAllString(b.norun, -1) {
+				if !tests[name] {
+					t.Errorf("%s:%d: there is no %s", doc, b.line, name)
+				}
+			}
+			if len(strings.Fields(b.norun)) < 4 {
+				t.Errorf("%s:%d: %q is no reason", doc, b.line, b.norun)
+			}
+		}
+	}
+	t.Logf("%d commands are run, %d are not", run, unrun)
 }
 
 // TestRootDocumentedOptions: each command of stepctl and of noded that a document names, in a block or

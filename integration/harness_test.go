@@ -309,8 +309,11 @@ func (n *node) kill9(t testing.TB) {
 }
 
 // hash is what noded's cgroups are named by.
-func (n *node) hash() string {
-	sum := sha256.Sum256([]byte(n.path("spool")))
+func (n *node) hash() string { return nodeHash(n.path("spool")) }
+
+// nodeHash is what the cgroups of a noded with this spool are named by.
+func nodeHash(spool string) string {
+	sum := sha256.Sum256([]byte(spool))
 	return fmt.Sprintf("%x", sum[:4])
 }
 
