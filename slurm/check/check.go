@@ -193,6 +193,10 @@ func Text(gaps []Gap) string {
 	for _, g := range gaps {
 		fmt.Fprintln(&b, g)
 	}
-	fmt.Fprintf(&b, "%d settings are not done, or not in full: docs/slurm.md says more, and what is planned\n", len(gaps))
+	count := "1 setting is"
+	if len(gaps) != 1 {
+		count = fmt.Sprintf("%d settings are", len(gaps))
+	}
+	fmt.Fprintf(&b, "%s not done, or not in full: docs/slurm.md says more, and what is planned\n", count)
 	return b.String()
 }

@@ -84,7 +84,7 @@ func TestText(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	got := Text([]Gap{{"slurm.conf:2: UsePAM=1", "no PAM session is opened"}})
-	if want := "slurm.conf:2: UsePAM=1: no PAM session is opened\n1 settings are not done"; !strings.HasPrefix(got, want) {
+	if want := "slurm.conf:2: UsePAM=1: no PAM session is opened\n1 setting is not done"; !strings.HasPrefix(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

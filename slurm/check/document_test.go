@@ -92,6 +92,35 @@ func TestDocument(t *testing.T) {
 	}
 }
 
+// TestDocumentReasons: each line that says "not" or "in part" has its reason below "Why not", and no
+// other one has.
+func TestDocumentReasons(t *testing.T) {
+	text, err := os.ReadFile("../../docs/slurm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, why, _ := strings.Cut(string(text), "\n### Why not\n")
+	reasons := map[string]bool{}
+	for row := range strings.Lines(why) {
+		if cells := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|"); len(cells) == 2 {
+			for _, m := range named.FindAllStringSubmatch(cells[0], -1) {
+				reasons[m[1]] = true
+			}
+		}
+	}
+	for _, l := range lines(t) {
+		for _, name := range l.names {
+			if missing := l.here == "not" || l.here == "in part"; missing != reasons[name] {
+				t.Errorf("%s is %q, and has a reason: %t", name, l.here, reasons[name])
+			}
+			delete(reasons, name)
+		}
+	}
+	for name := range reasons {
+		t.Errorf("a reason for %s, which no line has", name)
+	}
+}
+
 // TestDocumentRefusals compares the list's options with what Refuse refuses.
 func TestDocumentRefusals(t *testing.T) {
 	launch := func(change func(*wire.Stream, *wire.Launch)) *wire.Stream {
