@@ -78,15 +78,15 @@ func TestRootSelectWords(t *testing.T) {
 		{"SelectType=select/linear", "0-15", "", "it needs the whole node (SelectType=select/linear)"},
 		{"SelectType=select/linear\nSelectTypeParameters=CR_Memory", "0-15", "", "it needs the whole node (SelectType=select/linear)"},
 		{"SelectType=select/cons_tres", "0-1", "2-5", full}, // CR_Core_Memory
-		{"SelectTypeParameters=CR_CPU", "0", "1-3", ""},
-		{"SelectTypeParameters=CR_CPU_Memory", "0", "1-3", full},
+		{"SelectTypeParameters=CR_CPU", "0-1", "2-5", ""},   // the line has ThreadsPerCore
+		{"SelectTypeParameters=CR_CPU_Memory", "0-1", "2-5", full},
 		{"SelectTypeParameters=CR_Core", "0-1", "2-5", ""},
 		{"SelectTypeParameters=CR_Core_Memory", "0-1", "2-5", full},
 		{"SelectTypeParameters=CR_Socket", "0-7", "8-15", ""},
 		{"SelectTypeParameters=CR_Socket_Memory", "0-7", "8-15", full},
 		{"SelectTypeParameters=CR_Core,CR_ONE_TASK_PER_CORE", "0-1", "2-7", ""},
 		{"SelectTypeParameters=CR_Core_Memory,CR_LLN", "0-1", "2-5", full},
-		{"SelectTypeParameters=CR_CPU,CR_Pack_Nodes", "0", "1-3", ""},
+		{"SelectTypeParameters=CR_CPU,CR_Pack_Nodes", "0-1", "2-5", ""},
 	} {
 		n.conf(t, selectNode, c.conf+"\n")
 		n.hup(t, "noded: ready")
@@ -105,7 +105,7 @@ func TestRootSelectWords(t *testing.T) {
 		}
 		n.cancelAll(t)
 	}
-	n.logs(t, `flag "CR_LLN" has no effect on the choice within one node`, `flag "CR_Pack_Nodes" has no effect`)
+	n.logs(t, `flag \"CR_LLN\" has no effect on the choice within one node`, `flag \"CR_Pack_Nodes\" has no effect`)
 	n.conf(t, selectNode, "SelectType=select/bogus\n")
 	if code, out := runNoded(t, nil, "-f", n.path("slurm.conf"), "--check"); code == 0 || !strings.Contains(out, "select/bogus") {
 		t.Errorf("an unknown SelectType: code %d: %s", code, out)
@@ -267,26 +267,21 @@ func TestRootSelectGresCores(t *testing.T) {
 		options    []string
 		cpus, gres string
 	}{
-		{"the cores of the first device", []string{"--gres=gpu:1"}, "8-9", "gpu:1(IDX:0)"},
-		{"no device", []string{"-n3"}, "0-3", ""},
-		{"the cores of the second device", []string{"--gres=gpu:1"}, "4-5", "gpu:1(IDX:1)"},
+		{"no device", []string{"-n1"}, "0-1", ""},
+		{"the device with the lowest free cores", []string{"--gres=gpu:1"}, "2-3", "gpu:1(IDX:1)"},
+		{"the cores of the other device", []string{"--gres=gpu:1"}, "8-9", "gpu:1(IDX:0)"},
 	} {
 		if j := n.sleeps(t, c.options...); j.CPUs != c.cpus || j.Gres != c.gres {
 			t.Errorf("%s: %+v, want CPUs %s, %s", c.what, j, c.cpus, c.gres)
 		}
 	}
 	n.cancelAll(t)
-	first := n.sleeps(t, "-n8")
-	n.sleeps(t, "-n8") // all cores of the first device
-	n.ctlRoot(t, "cancel", strconv.Itoa(first.ID))
-	eventually(t, callTimeout, "the first job's end", func() error {
-		if jobs := n.given(t); len(jobs) > 1 {
-			return fmt.Errorf("left: %v", jobs)
-		}
-		return nil
-	})
-	if j := n.sleeps(t, "--gres=gpu:1"); j.CPUs != "0-1" || j.Gres != "gpu:1(IDX:1)" {
+	n.sleeps(t, "-n8") // all cores of the second device
+	if j := n.sleeps(t, "--gres=gpu:1"); j.CPUs != "8-9" || j.Gres != "gpu:1(IDX:0)" {
 		t.Errorf("a device whose cores are free: %+v", j)
+	}
+	if j := n.sleeps(t, "--gres=gpu:1"); j.CPUs != "10-11" || j.Gres != "gpu:1(IDX:1)" {
+		t.Errorf("a device whose cores have been given: %+v", j)
 	}
 	n.cancelAll(t)
 	n.checkClean(t)

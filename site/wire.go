@@ -489,7 +489,7 @@ func (s *Site) cpus() (cpus []int, bindable bool, err error) {
 // selection is what jobs may have of the node.
 func (s *Site) selection(has *machine, gres []selection.Gres, log *logrus.Logger) (selection.Config, error) {
 	cfg := selection.Config{
-		Type: s.conf.SelectType, Policy: selection.Policy{Unit: selection.Unit(s.conf.Unit()), OneTaskPerCore: s.conf.OneTaskPerCore()},
+		Type: s.conf.SelectType, Policy: selection.Policy{Unit: selection.Unit(s.conf.Unit()), OneTaskPerCore: s.conf.OneTaskPerCore(), WholeCores: s.conf.Node.ThreadsPerCore > 1},
 		CPUs: has.cpus, Cores: nodeCores(log, has.cpus, has.bindable()), Memory: s.memory(has.usable()), Gres: gres,
 	}
 	if !has.bindable() {

@@ -34,6 +34,7 @@ var tables = []struct {
 	{"streams", (*bench).streamsTable},
 	{"many", (*bench).manyTable},
 	{"acct", (*bench).acctTable},
+	{"select", (*bench).selectTable},
 }
 
 func main() {

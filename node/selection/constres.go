@@ -41,6 +41,9 @@ type Policy struct {
 	// OneTaskPerCore is CR_ONE_TASK_PER_CORE: a request that says nothing of cores has one task
 	// on each.
 	OneTaskPerCore bool
+	// WholeCores: no two jobs have CPUs of one core under CR_CPU either, as in Slurm where the NodeName
+	// line has ThreadsPerCore. Memory by CPU then counts the CPUs that a job asks for.
+	WholeCores bool
 }
 
 // coreUseOf reads a request; ok is false where neither it nor the policy says whole cores.
@@ -54,6 +57,8 @@ func (p Policy) coreUseOf(req *step.Request) (u coreUse, ok bool) {
 		u.words, ok = "CR_Core", true
 	case p.Unit == UnitSocket:
 		u.words, ok = "CR_Socket", true
+	case p.WholeCores:
+		u.words, ok = "CR_CPU", true
 	}
 	return u, ok
 }

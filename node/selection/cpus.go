@@ -168,6 +168,22 @@ func (p *cpuPool) shareFor(req *step.Request) ([]int, error) {
 	return p.take(req.NTasks*req.CPUsPerTask, true, nil)
 }
 
+// counted is for how many of its CPUs a job gets memory by CPU.
+func (p *cpuPool) counted(req *step.Request, cpus []int) int {
+	u, ok := coreUseOf(req)
+	switch {
+	case cmp.Or(p.Unit, UnitCPU) == UnitCPU && len(cpus) < len(p.cpus):
+		return min(len(cpus), u.cpus)
+	case !ok || u.threads == 0:
+		return len(cpus)
+	}
+	n := 0
+	for _, c := range coresOf(p.cores, cpus) {
+		n += min(u.threads, len(c.CPUs))
+	}
+	return n
+}
+
 // used is how much the core is used.
 func (p *cpuPool) used(c Core) (n int) {
 	for _, cpu := range c.CPUs {

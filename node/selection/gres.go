@@ -3,6 +3,7 @@ package selection
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,17 +108,25 @@ func (e *gresError) Error() string {
 // take gives what is asked for, the lowest devices first, or a *gresError and
 // nothing. share lets others have the same: the least used come first then.
 func (p *gresPool) take(want []step.GresRequest, share bool) ([]step.GresAlloc, error) {
-	return p.takeBy(want, share, func(*gresItem) bool { return false })
+	return p.takeBy(want, share, func(*gresItem) int { return 0 })
 }
 
-// pick finds what take would give a job, the devices with a free CPU near them first, and takes
-// nothing.
+// pick finds what take would give a job, the devices with the lowest free CPU near them first, and
+// takes nothing.
 func (p *gresPool) pick(want []step.GresRequest, cpus *cpuPool) ([]step.GresAlloc, error) {
 	if len(want) == 0 {
 		return nil, nil
 	}
-	got, err := p.takeBy(want, false, func(it *gresItem) bool {
-		return len(it.cpus) > 0 && !slices.ContainsFunc(it.cpus, func(cpu int) bool { return cpus.uses[cpu] == 0 })
+	got, err := p.takeBy(want, false, func(it *gresItem) int {
+		if len(it.cpus) == 0 {
+			return 0 // all are near
+		}
+		for _, cpu := range it.cpus {
+			if cpus.uses[cpu] == 0 {
+				return cpu
+			}
+		}
+		return math.MaxInt
 	})
 	p.release(got)
 	return got, err
@@ -139,8 +148,8 @@ func (p *gresPool) near(list []step.GresAlloc) map[int]bool {
 	return near
 }
 
-// takeBy is take that prefers what is not far.
-func (p *gresPool) takeBy(want []step.GresRequest, share bool, far func(*gresItem) bool) ([]step.GresAlloc, error) {
+// takeBy is take that prefers what is less far.
+func (p *gresPool) takeBy(want []step.GresRequest, share bool, far func(*gresItem) int) ([]step.GresAlloc, error) {
 	var got []step.GresAlloc
 	for _, w := range want {
 		if w.Count == 0 {
@@ -156,7 +165,7 @@ func (p *gresPool) takeBy(want []step.GresRequest, share bool, far func(*gresIte
 	return got, nil
 }
 
-func (p *gresPool) takeOne(w step.GresRequest, share bool, far func(*gresItem) bool) ([]step.GresAlloc, error) {
+func (p *gresPool) takeOne(w step.GresRequest, share bool, far func(*gresItem) int) ([]step.GresAlloc, error) {
 	e := &gresError{want: w}
 	var fit []*gresItem
 	for i := range p.items {
@@ -172,7 +181,7 @@ func (p *gresPool) takeOne(w step.GresRequest, share bool, far func(*gresItem) b
 		return nil, e
 	}
 	slices.SortStableFunc(fit, func(a, b *gresItem) int {
-		return cmp.Or(cmp.Compare(a.used*b.has, b.used*a.has), compareBools(far(a), far(b)))
+		return cmp.Or(cmp.Compare(a.used*b.has, b.used*a.has), cmp.Compare(far(a), far(b)))
 	})
 	var got []step.GresAlloc
 	left := w.Count
@@ -196,17 +205,6 @@ func (p *gresPool) takeOne(w step.GresRequest, share bool, far func(*gresItem) b
 	}
 	p.hold(got)
 	return got, nil
-}
-
-// compareBools puts false first.
-func compareBools(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 func (it *gresItem) spare() uint64 {

@@ -51,7 +51,7 @@ func (n *node) test(req *step.Request, cpus choose) (sh Share, err error) {
 	if sh.CPUs, err = cpus(n.cpus, req, n.gres.near(gres)); err != nil {
 		return Share{}, err
 	}
-	if sh.MB, err = n.mem.forJob(req, len(sh.CPUs)); err == nil {
+	if sh.MB, err = n.mem.forJob(req, n.cpus.counted(req, sh.CPUs)); err == nil {
 		err = n.mem.fits(sh.MB)
 	}
 	if err == nil && gerr != nil {

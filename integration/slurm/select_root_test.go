@@ -1,0 +1,126 @@
+package slurm
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"stepd/integration/slurm/cluster"
+	"stepd/internal/testkit"
+)
+
+var record = flag.Bool("record-select", false, "write what Slurm's select plugins give into the table of node/selection")
+
+// selectTable has requests and what Slurm gave: package selection's test compares its own choice with
+// it. A line is: site, requests that are met before (parted by " + "), request, answer; and where our
+// answer differs by intent, that one and the reason.
+const selectTable = "../../node/selection/testdata/slurm.tsv"
+
+// selectSites are the nodes of the table: a line of slurm.conf, and the node's CPUs.
+var selectSites = map[string][2]string{
+	"cpus":   {"SelectTypeParameters=CR_CPU_Memory", "CPUs=16"},
+	"cpu":    {"SelectTypeParameters=CR_CPU_Memory", selectCores},
+	"core":   {"SelectTypeParameters=CR_Core_Memory", selectCores},
+	"socket": {"SelectTypeParameters=CR_Socket_Memory", selectCores},
+	"one":    {"SelectTypeParameters=CR_Core_Memory,CR_ONE_TASK_PER_CORE", selectCores},
+	"linear": {"SelectType=select/linear\nSelectTypeParameters=CR_Memory", selectCores},
+	"spec":   {"SelectTypeParameters=CR_Core_Memory", selectCores + " CoreSpecCount=2 MemSpecLimit=100"},
+}
+
+const selectCores = "Sockets=2 CoresPerSocket=4 ThreadsPerCore=2"
+
+// selectNode is each site. Its partition shares no CPUs.
+const selectNode = "%s\nDefMemPerCPU=10\nGresTypes=gpu\nNodeName=" + cluster.Node + " NodeAddr=10.77.0.1 %s RealMemory=1000 State=UNKNOWN Gres=gpu:2\n" +
+	"PartitionName=x Nodes=" + cluster.Node + " MaxTime=INFINITE State=UP OverSubscribe=NO\n"
+
+// selectScript asks for what each line of its input names, and prints the answers.
+const selectScript = `
+while IFS= read -r line; do
+	rest="$line + "
+	while [ -n "$rest" ]; do
+		want=${rest%% + *}; rest=${rest#* + }
+		said=$(salloc -Q -N1 -p x --immediate=1 --no-shell $want 2>&1 </dev/null)
+	done
+	case "$said" in
+	*"configuration is not available"* | *"partition configuration not available"*) echo never ;;
+	*"are busy"* | *"execution impossible"*) echo busy ;;
+	?*) echo "$said" | tail -n1 ;;
+	*)
+		scontrol -o -d show job | sort -t= -k2n | tail -n1 | sed -En 's/.* CPU_IDs=([^ ]*) Mem=([^ ]*) GRES=([^ ]*).*/CPUs \1, \2 MB \3/; s/gpu:0.IDX:.//; s/ *$//; p'
+		;;
+	esac
+	scancel -u root
+	while squeue -h | grep -q .; do sleep 0.05; done
+done
+`
+
+// TestRootSelectRecord: what Slurm's select plugins give is what the table of node/selection has of
+// them. With -record-select it writes that.
+func TestRootSelectRecord(t *testing.T) {
+	testkit.RequireRoot(t)
+	text, err := os.ReadFile(selectTable)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	rows := make(map[string][]int) // of each site
+	for i, line := range lines {
+		if name, _, ok := strings.Cut(line, "\t"); ok && !strings.HasPrefix(line, "#") {
+			rows[name] = append(rows[name], i)
+		}
+	}
+	for name, at := range rows {
+		t.Run(name, func(t *testing.T) {
+			answers := askSelect(t, name, lines, at)
+			for k, i := range at {
+				fields := append(strings.Split(lines[i], "\t"), "", "", "")
+				if fields[3] != answers[k] && !*record {
+					t.Errorf("%s after %q: Slurm gives %q, the table has %q", fields[2], fields[1], answers[k], fields[3])
+				}
+				fields[3] = answers[k]
+				lines[i] = strings.TrimRight(strings.Join(fields, "\t"), "\t")
+			}
+		})
+	}
+	if *record && !t.Failed() {
+		if err := os.WriteFile(selectTable, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// askSelect asks a site for what its rows name.
+func askSelect(t *testing.T, name string, lines []string, at []int) []string {
+	conf, ok := selectSites[name]
+	if !ok {
+		t.Fatalf("no such site %q", name)
+	}
+	c, err := cluster.Start(t.Context(), cluster.Site{
+		Release: "22.05", Cache: cache(), Conf: fmt.Sprintf(selectNode, conf[0], conf[1]), Devices: []string{"gpu0", "gpu1"},
+		Files: map[string]string{"gres.conf": "AutoDetect=off\nName=gpu File=DIR/gpu0 Cores=4-7\nName=gpu File=DIR/gpu1 Cores=0-3\n"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var in strings.Builder
+	for _, i := range at {
+		fields := strings.Split(lines[i], "\t")
+		fmt.Fprintln(&in, strings.Join(slices.DeleteFunc([]string{fields[1], fields[2]}, func(s string) bool { return s == "-" }), " + "))
+	}
+	cmd := c.Command(t.Context(), "root", "sh", "-c", selectScript)
+	cmd.Stdin = strings.NewReader(in.String())
+	out, err := cmd.CombinedOutput()
+	answers := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+	if err != nil || len(answers) != len(at) {
+		t.Fatalf("%v: %d answers to %d requests: %s", err, len(answers), len(at), out)
+	}
+	return answers
+}
