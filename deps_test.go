@@ -88,7 +88,7 @@ var importRules = map[string]struct {
 	"stepd/metrics":            {[]string{"stepd/step", "stepd/node", "stepd/eventlog"}, "counts what a node tells, for Prometheus: what only noded pays for"},
 	"stepd/eventlog":           {[]string{"stepd/step", "stepd/internal/printable", "stepd/step/launch"}, "lines of a step's event log, and what it looks like: vocabulary, beside step"},
 	"stepd/eventlog/archive":   {[]string{"stepd/eventlog", "stepd/internal/linux", "stepd/internal/quickjson", "stepd/step"}, "what slurmstepd leaves for stepctl: files, and no daemon's"},
-	"stepd/explain":            {[]string{"stepd/step", "stepd/internal/printable", "stepd/eventlog"}, "what records and events mean: what only stepctl pays for"},
+	"stepd/explain":            {[]string{"stepd/step", "stepd/internal/printable", "stepd/eventlog", "stepd/step/launch"}, "what records and events mean: what only stepctl pays for"},
 	"stepd/cmd/noded":          {[]string{"stepd/..."}, "wires"},
 	"stepd/stepd/report":       {[]string{"stepd/eventlog", "stepd/internal/linux", "stepd/step", "stepd/step/launch"}, "what a step's daemon reports with, whatever serves the step"},
 	"stepd/stepd":              {[]string{"stepd/stepd/report", "stepd/stepd/wire", "stepd/step", "stepd/internal/quickjson", "stepd/task", "stepd/spank/jobscript", "stepd/mpi/spawn", "stepd/stepio/live", "stepd/stepio/relay", "stepd/api/stepapi", "stepd/internal/build", "stepd/internal/linux", "stepd/eventlog", "stepd/step/launch"}, "serves a step to noded and its clients, and stays small: a step pays for every package"},

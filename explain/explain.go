@@ -7,13 +7,11 @@ package explain
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"time"
 
 	"stepd/eventlog"
-	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -65,17 +63,22 @@ const (
 	KindSpawn      Kind = "spawned"    // the step was made by another one
 	KindLimit      Kind = "limit"      // a resource limit is lower than it was passed on
 	KindStream     Kind = "stream"     // who has kept a stream open after the end
+	KindMPI        Kind = "mpi"        // ranks that wait for others, or have never spoken
 	KindDropped    Kind = "not_listed" // how many findings were left out
 )
 
 // Finding is one thing that is known.
 type Finding struct {
-	Kind Kind   `json:"kind"`
-	Text string `json:"text"`
+	Kind Kind `json:"kind"`
+	// Text is the essential, for one line of a screen; Detail is what else is known, or "".
+	Text   string `json:"text"`
+	Detail string `json:"detail,omitempty"`
 	// Ranks are the ranks that it is about, as a list: "0-3,7".
 	Ranks string `json:"ranks,omitempty"`
 	// Hint is what to do or where to look; "" where no hint is known.
 	Hint string `json:"hint,omitempty"`
+	// says are the record's words that Text and Detail have in another order.
+	says string
 }
 
 // findingsMax bounds the findings: a step has as many ways to end as tasks.
@@ -88,12 +91,16 @@ func Explain(rec *step.Record, events []eventlog.Event, now time.Time) *Explanat
 		ID: rec.ID, IDName: rec.ID.Name(), State: rec.State, ExitCode: rec.ExitCode, Signal: rec.Signal, Reason: rec.Reason,
 		Stage: e.stage(), MPI: e.mpi(),
 	}
+	e.progress = x.MPI
 	for _, find := range []func(){
-		e.crash, e.leftovers, e.state, e.ending, e.doing, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.unstartedForEnd, e.limits, e.held,
+		e.crash, e.leftovers, e.state, e.ending, e.doing, e.stages, e.plugins, e.unstarted, e.memory, e.aborted, e.cancelled, e.ends, e.unstartedForEnd, e.drained, e.ranks, e.limits, e.held, e.spawned,
 	} {
 		find()
 	}
 	x.Findings = e.found
+	if len(e.found) > 0 && e.found[0].Hint == "" {
+		e.found[0].Hint = "stepctl events " + rec.ID.Name() + " has its course, and noded's log what the node said"
+	}
 	if n := len(x.Findings) - findingsMax; n > 0 {
 		x.Findings = append(slices.Clip(x.Findings[:findingsMax]), Finding{Kind: KindDropped, Text: fmt.Sprintf("findings that are not listed: %d", n)})
 	}
@@ -110,6 +117,8 @@ type explainer struct {
 	now   time.Time
 	log   eventLog
 	found []Finding
+	// progress is how far the ranks have come, nil where it is not known.
+	progress *MPI
 	// crashed are the ranks in which a plugin's hook has crashed.
 	crashed []int
 }
@@ -225,93 +234,6 @@ func round(d time.Duration) string {
 	}
 	return d.Round(time.Microsecond).String()
 }
-
-// Style says how an explanation is written.
-type Style struct {
-	Width int  // of lines; 0 breaks none
-	Bold  bool // what each finding is about
-}
-
-// Write prints the explanation for people. What users have chosen, in names and
-// reasons, is cleaned of what would move a terminal.
-func (x *Explanation) Write(w io.Writer, s Style) error {
-	var b strings.Builder
-	bold := func(text string) string {
-		if s.Bold {
-			return "\x1b[1m" + text + "\x1b[0m"
-		}
-		return text
-	}
-	line := func(indent, head, text string) {
-		whole := wrap(head+printable.Line(text, textMax), indent, s.Width)
-		b.WriteString(indent + bold(whole[:len(head)]) + whole[len(head):] + "\n")
-	}
-	name := "step " + x.ID.Name()
-	head := "  " + printable.Line(x.headline(), textMax)
-	if s.Width >= 40 {
-		head = strings.TrimPrefix(printable.Wrap(head, name+"  ", "  ", s.Width), name)
-	}
-	b.WriteString(bold(name) + head + "\n")
-	for i, f := range x.Findings {
-		if i > 0 {
-			b.WriteByte('\n')
-		}
-		head, text := string(f.Kind)+":", " "+strings.TrimPrefix(f.Text, string(f.Kind)+" ")
-		short, cut := text, false
-		if i == 0 && f.Hint != "" {
-			short, cut = firstLine(text, s.Width-len("  "+head))
-		}
-		line("  ", head, short)
-		if f.Hint != "" {
-			line("    ", "", f.Hint)
-		}
-		if cut {
-			line("  ", "in full:", text)
-		}
-	}
-	if x.MPI != nil {
-		fmt.Fprintf(&b, "\n  %s (%s):\n", bold("MPI"), printable.Line(x.MPI.Type, textMax))
-		for _, text := range x.MPI.Text {
-			line("    ", "", text)
-		}
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// firstLine is the part of a text that one line of width columns has room for, and whether that is not
-// all of it: the first three lines of a screen say what happened, why, and what to do now.
-func firstLine(text string, width int) (short string, cut bool) {
-	text = printable.Line(text, textMax)
-	if width < 20 || printable.Width(text) <= width {
-		return text, false
-	}
-	short = printable.Fit(text, width)
-	if i := strings.LastIndexByte(short, ' '); i > 0 {
-		short = short[:i] + " …"
-	}
-	return short, true
-}
-
-// headline is the state and the summary.
-func (x *Explanation) headline() string {
-	if rest, ok := strings.CutPrefix(x.Summary, "the step ended as "); ok {
-		return rest
-	}
-	return string(x.State) + ": " + x.Summary
-}
-
-// wrap breaks a text so that no line with its indent is wider than width; the indent of the first
-// one is the caller's.
-func wrap(text, indent string, width int) string {
-	if width-len(indent) < 20 {
-		return text
-	}
-	return strings.TrimPrefix(printable.Wrap(text, indent, indent, width), indent)
-}
-
-// textMax bounds one line.
-const textMax = 2000
 
 // eventLog is what of a step's log explains its end.
 type eventLog struct {

@@ -3,6 +3,7 @@ package explain
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -223,6 +224,20 @@ func cases() map[string]struct {
 			r.ExitCode = ptr(137)
 			r.OOM = []step.OOMKill{{Rank: ptr(1), PID: 101, Command: "eat\x1b", Level: "step", LimitBytes: ptr(uint64(64 << 20))}}
 		}), nil},
+		"memory of the machine": {ran(step.OutOfMemory, 1, func(r *step.Record) {
+			r.Tasks[0].End(step.SignaledBy(syscall.SIGKILL))
+			r.ExitCode = ptr(137)
+			r.OOM = []step.OOMKill{{Rank: ptr(0), PID: 101, Command: ": the 日本", Level: "machine"}}
+		}), nil},
+		"in the hook of a task": {ran(step.Starting, 2, func(r *step.Record) {
+			for i := range r.Tasks {
+				r.Tasks[i].State = step.TaskStarting
+				r.Tasks[i].Doing = &step.Doing{PID: 100 + i, State: "S", Command: "spankhost", Plugin: "x.so", Hook: "slurm_spank_task_init", HookTime: 3 * time.Second}
+			}
+		}), []eventlog.Event{
+			at(-3000, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(0)}),
+			at(-3000, eventlog.Event{Event: eventlog.EventHookStart, Plugin: "x.so", Hook: "slurm_spank_task_init", Rank: ptr(1)}),
+		}},
 		"what of a file is wrong": {ran(step.Failed, 4, func(r *step.Record) {
 			for i := range r.Tasks {
 				r.Tasks[i].End(step.ExitedWith(2))
@@ -282,6 +297,14 @@ func cases() map[string]struct {
 			at(-8, eventlog.Event{Event: eventlog.EventTaskExit, Rank: ptr(1)}),
 			at(-7, eventlog.Event{Event: eventlog.EventKill, Signal: ptr(15)}),
 		}},
+		"MPI: one is stopped": {ran(step.Running, 4, func(r *step.Record) {
+			r.MPI = "pmi2"
+			for i := range r.Tasks {
+				r.Tasks[i].MPI = waits()
+			}
+			r.Tasks[3].MPI = &step.MPIProgress{Phase: step.PhaseInitialized, Protocol: "PMI-1", Fences: 1}
+			r.Tasks[3].Doing = &step.Doing{PID: 103, State: "T", Command: "a.out"}
+		}), nil},
 		"MPI: many missing": {ran(step.Cancelled, 60, func(r *step.Record) {
 			r.MPI, r.ExitCode, r.Reason = "pmi2", ptr(143), "cancelled by uid 0"
 			for i := range r.Tasks {
@@ -365,7 +388,10 @@ func answers(t *testing.T, rec *step.Record, x *Explanation, screen string) {
 			t.Errorf("a line of %d columns: %q", n, line)
 		}
 	}
-	if rec.State == step.Completed && len(x.Findings) == 0 || !rec.State.Final() && len(x.Findings) == 0 {
+	if len(x.Findings) == 0 {
+		if x.MPI != nil || rec.State != step.Completed && rec.State != step.Running {
+			t.Errorf("nothing is found: %s", screen)
+		}
 		return
 	}
 	first, lines := x.Findings[0], strings.SplitN(screen, "\n", 4)
@@ -373,8 +399,38 @@ func answers(t *testing.T, rec *step.Record, x *Explanation, screen string) {
 	if !strings.HasPrefix(lines[1], "  "+string(first.Kind)+": ") || hint == "" || !strings.HasPrefix(lines[2], "    "+hint) {
 		t.Errorf("the cause does not come next, or what to do does not begin on the third line: %s", screen)
 	}
-	if whole := strings.Join(strings.Fields(screen), " "); !strings.Contains(whole, printable.Line(strings.TrimPrefix(first.Text, string(first.Kind)+" "), 0)) {
-		t.Errorf("%q is not all there: %s", first.Text, screen)
+	if want := "  " + string(first.Kind) + ": " + printable.Line(strings.TrimPrefix(first.Text, string(first.Kind)+" "), 0); lines[1] != want {
+		t.Errorf("the second line is not all of %q: %s", want, screen)
+	}
+}
+
+// TestLongCause: of what a line has no room for, the cause comes first, what to do next, and then the rest.
+func TestLongCause(t *testing.T) {
+	long := "/scratch/" + strings.Repeat("日本/", 40) + "a.out"
+	crash := fmt.Sprintf("plugin %q: slurm_spank_task_init (rank 0): killed by SIGSEGV at libc.so.6+0x18bb9d (strlen+0x1d), called at x.so+0x1119 (slurm_spank_task_init+0x15)", "x.so")
+	for _, c := range []struct {
+		rec   *step.Record
+		first string // of the second line
+		third string
+		rest  string
+	}{
+		{ran(step.Failed, 1, func(r *step.Record) {
+			r.Tasks[0].End(step.ExitedWith(2))
+			r.Tasks[0].State, r.Tasks[0].Stage, r.Tasks[0].Errno, r.Tasks[0].Object = step.TaskFailed, "exec", 2, long
+			r.Command = []string{long}
+		}), "  exec: rank 0 never ran: no such file or directory: …", "    the file is not on the node, ", "a.out"},
+		{ran(step.Failed, 1, func(r *step.Record) {
+			r.Reason, r.PluginCrash = crash, &step.PluginCrash{Path: "/usr/lib/x.so", Hook: "slurm_spank_task_init", Cause: crash}
+		}), "  plugin: killed by SIGSEGV at libc.so.6+0x18bb9d, called at x.so+0x1119 in …", "    see docs/plugin.md", "there: strlen+0x1d, called at slurm_spank_task_init+0x15"},
+	} {
+		var b strings.Builder
+		if err := Explain(c.rec, nil, t0).Write(&b, Style{Width: 80}); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.SplitN(b.String(), "\n", 4)
+		if lines[1] != c.first || !strings.HasPrefix(lines[2], c.third) || !strings.Contains(lines[3], c.rest) {
+			t.Errorf("got %s", b.String())
+		}
 	}
 }
 
@@ -404,25 +460,39 @@ func TestFindingsAreBounded(t *testing.T) {
 	}
 }
 
-// TestWidth: on a terminal no line is wider than it, and only what a finding is about
-// is bold.
+// TestWidth: on a terminal no line is wider than it, nothing moves its cursor, and only what a finding
+// is about is bold.
 func TestWidth(t *testing.T) {
 	for name, c := range cases() {
+		c.rec.Reason, c.rec.Command = strings.Replace(c.rec.Reason, "uid", "日本\x1b[2J\u202euid", 1), []string{"./日本\x1b[2J"}
 		x := Explain(c.rec, c.events, t0)
-		var narrow, whole, bold strings.Builder
-		for _, err := range []error{x.Write(&narrow, Style{Width: 60}), x.Write(&whole, Style{}), x.Write(&bold, Style{Bold: true})} {
+		var whole, bold strings.Builder
+		for _, err := range []error{x.Write(&whole, Style{}), x.Write(&bold, Style{Bold: true})} {
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		for line := range strings.Lines(narrow.String()) {
-			if n := len([]rune(line)) - 1; n > 60 {
-				t.Errorf("%s: a line of %d: %q", name, n, line)
+		words := strings.Fields(whole.String())
+		slices.Sort(words)
+		for _, width := range []int{40, 60, 200} {
+			var b strings.Builder
+			if err := x.Write(&b, Style{Width: width}); err != nil {
+				t.Fatal(err)
 			}
-		}
-		a, b := strings.Fields(narrow.String()), strings.Fields(whole.String())
-		if cut := slices.Contains(a, "…"); cut != slices.Contains(a, "full:") || !cut && !slices.Equal(a, b) {
-			t.Errorf("%s: broken lines say something else: %q and %q", name, a, b)
+			for line := range strings.Lines(b.String()) {
+				line = strings.TrimSuffix(line, "\n")
+				if printable.Width(line) > width && strings.Contains(strings.TrimSpace(line), " ") {
+					t.Errorf("%s: on %d columns: %q", name, width, line)
+				}
+				if strings.ContainsFunc(line, printable.Control) {
+					t.Errorf("%s: a line with controls: %q", name, line)
+				}
+			}
+			// What the first line has no room for comes after the hint, and no word twice.
+			got := strings.Fields(strings.ReplaceAll(b.String(), "…", ""))
+			if slices.Sort(got); !slices.Equal(got, words) {
+				t.Errorf("%s: on %d columns the words are others: %q and %q", name, width, got, words)
+			}
 		}
 		if plain := strings.NewReplacer("\x1b[1m", "", "\x1b[0m", "").Replace(bold.String()); plain != whole.String() || plain == bold.String() {
 			t.Errorf("%s: in bold it is %q", name, bold.String())

@@ -3,8 +3,8 @@ package explain
 import (
 	"cmp"
 	"fmt"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,15 +53,21 @@ func (e *explainer) stages() {
 		case launch && s.Error != "":
 			f.Text = fmt.Sprintf("the launch stopped at its stage %s, where %s", s.Name, does)
 			if !e.said(s.Error) { // else it is the crash
-				f.Text += ": " + s.Error
+				f.Text, f.Detail = s.Error, f.Text
 			}
 			f.Hint = stageHints()[s.Name]
 		case launch && s.Ended == nil && e.inProlog(s):
 			continue // what its ranks do is said below
 		case launch && s.Ended == nil && !e.rec.State.Final():
-			f.Text = fmt.Sprintf("the launch is at its stage %s, where %s, for %s", s.Name, does, round(e.now.Sub(s.Begun)))
-			if s.Name == "streams" {
+			f.Text = fmt.Sprintf("for %s the launch is at its stage %s: %s", round(e.now.Sub(s.Begun)), s.Name, does)
+			switch s.Name {
+			case "prolog":
+				f.Hint = fmt.Sprintf("PrologEpilogTimeout in slurm.conf bounds it; stepctl cancel %s ends it", e.rec.ID.Name())
+			case "streams":
 				f.Hint = "it waits for the client that is to hand over the streams: is it stopped?"
+			}
+			if f.Hint == "" && len(e.found) == 0 {
+				f.Hint = fmt.Sprintf("stepctl cancel %s ends it", e.rec.ID.Name())
 			}
 		case launch && s.Ended == nil && e.rec.Reason != "" && !e.tasksRan():
 			f.Text = fmt.Sprintf("the launch had reached its stage %s, where %s", s.Name, does)
@@ -78,22 +84,6 @@ func (e *explainer) stages() {
 func (e *explainer) inProlog(s *Stage) bool {
 	return s.Name == eventlog.PhaseTaskProlog && slices.ContainsFunc(e.rec.Tasks, func(t step.Task) bool {
 		return t.Doing != nil && t.Doing.Stage == eventlog.PhaseTaskProlog
-	})
-}
-
-// pluginStopped reports whether the launch has stopped at a stage for a plugin, which a finding
-// of its own names.
-func (e *explainer) pluginStopped(s *Stage) bool {
-	if slices.ContainsFunc(e.found, func(f Finding) bool { return f.Kind == KindPlugin }) {
-		return true // it has crashed: the stage knows only that its process is gone
-	}
-	return e.hookFailed(s.Error)
-}
-
-// hookFailed reports whether words are about a hook that has failed, which a finding names.
-func (e *explainer) hookFailed(words string) bool {
-	return slices.ContainsFunc(e.log.hooks, func(h hookFailure) bool {
-		return h.rc != nil && strings.HasPrefix(words, fmt.Sprintf("plugin %q: %s: ", h.plugin, h.hook))
 	})
 }
 
@@ -114,77 +104,10 @@ func stageHints() map[string]string {
 
 const (
 	cgroupHint = "noded --check, and docs/cgroups.md"
-	hookHint   = "HookTimeout in stepd.conf bounds hooks"
 	pluginHint = "stepctl plugins --check looks at the plugins"
 )
 
 func (e *explainer) tasksRan() bool { return e.rec.Started != nil }
-
-// crash finds the plugin that took its process down, or a task: the first finding, in the
-// record's own words.
-func (e *explainer) crash() {
-	if !e.rec.State.Final() {
-		return
-	}
-	f := Finding{Kind: KindPlugin, Hint: "stepctl plugins --check; docs/plugin.md has how to see more of it"}
-	at := func(plugin, hook string) int {
-		return slices.IndexFunc(e.log.hooks, func(h hookFailure) bool { return h.rc == nil && h.plugin == plugin && h.hook == hook })
-	}
-	n := -1
-	if c := e.rec.PluginCrash; c != nil {
-		n = at(filepath.Base(c.Path), c.Hook)
-		f.Text = cmp.Or(c.Cause, fmt.Sprintf("plugin %q crashed or was ended in %s", c.Path, c.Hook))
-		if c.Required {
-			f.Hint = "it is required: no step runs without it; " + f.Hint
-		} else {
-			f.Hint = "it is optional, and may be left out with QuarantineAfter; " + f.Hint
-		}
-	} else {
-		n = slices.IndexFunc(e.log.hooks, func(h hookFailure) bool {
-			return h.rc == nil && strings.HasPrefix(e.rec.Reason, fmt.Sprintf("plugin %q: %s", h.plugin, h.hook))
-		})
-		f.Text = e.rec.Reason
-	}
-	if n >= 0 {
-		h := e.log.hooks[n]
-		slices.Sort(h.ranks)
-		f.Ranks = step.FormatCPUList(h.ranks)
-		e.crashed = h.ranks
-		if len(h.ranks) > 1 {
-			f.Text += fmt.Sprintf("; of %s alike", ranksText(h.ranks))
-		}
-		e.log.hooks = slices.Delete(e.log.hooks, n, n+1) // it is said
-	} else if e.rec.PluginCrash == nil {
-		return
-	}
-	e.add(f)
-}
-
-// plugins finds hooks that failed or hang.
-func (e *explainer) plugins() {
-	for _, h := range e.log.hooks {
-		slices.Sort(h.ranks)
-		f := Finding{Kind: KindPlugin, Ranks: step.FormatCPUList(h.ranks)}
-		where := fmt.Sprintf("plugin %q: %s", h.plugin, h.hook)
-		if len(h.ranks) > 0 {
-			where += " (" + ranksText(h.ranks) + ")"
-		}
-		switch {
-		case h.rc != nil:
-			f.Text = fmt.Sprintf("%s returned %d", where, *h.rc)
-			f.Hint = "what the plugin said stands in noded's log, and in the step's standard error"
-			if e.rec.State == step.Completed {
-				f.Hint = "as in Slurm no plugin's failure there fails the step, a required one's neither: SpankStrict=yes in stepd.conf makes it (docs/spank.md, Failures); " + f.Hint
-			}
-		case !e.rec.State.Final():
-			f.Text = where + " has not returned"
-			f.Hint = hookHint
-		default:
-			f.Text = where + " has never returned"
-		}
-		e.add(f)
-	}
-}
 
 // startFailure is why tasks were not exec'd.
 type startFailure struct {
@@ -216,24 +139,30 @@ func (e *explainer) addUnstarted(want func(startFailure) bool) {
 		if !want(k) {
 			continue
 		}
-		text := fmt.Sprintf("%s never ran the command: the stage %s failed", g.who(), k.stage)
+		var what string // the cause goes first: a path may be long
 		switch {
 		case k.end != "":
-			text = fmt.Sprintf("%s never ran the command, and ended at the stage %s: %s", g.who(), k.stage, k.end)
+			signal, sender, sent := strings.Cut(k.end, ", ")
+			what = fmt.Sprintf("%s in %s", signal, k.stage)
+			if sent {
+				what += ", " + sender
+			}
 		case k.stage == "exec" && len(e.rec.Command) > 0:
-			text = fmt.Sprintf("%s never ran: cannot execute %q", g.who(), cmp.Or(programOf(k.object), e.rec.Command[0]))
+			what = strconv.Quote(cmp.Or(programOf(k.object), e.rec.Command[0]))
+			if k.errno == 0 {
+				what = "cannot execute " + what
+			}
 		case k.stage == "stdio" && k.object == "" && k.errno == 0:
-			text = fmt.Sprintf("%s never ran: the step was ended while the files of its standard streams were opened", g.who())
+			what = "the step was ended while the files of its standard streams were opened"
 		case k.stage == "stdio" && k.object != "":
-			text = fmt.Sprintf("%s never ran: cannot open the file %q of a standard stream", g.who(), k.object)
+			what = fmt.Sprintf("%q of a standard stream", k.object)
+		default:
+			what = fmt.Sprintf("the stage %s failed", k.stage)
 		}
 		if k.errno != 0 {
-			text += ": " + unix.Errno(k.errno).Error()
+			what = unix.Errno(k.errno).Error() + ": " + what
 		}
-		if k.why != "" {
-			text += ": " + k.why
-		}
-		e.add(Finding{Kind: KindExec, Text: text, Ranks: g.list(), Hint: startHint(k)})
+		e.add(Finding{Kind: KindExec, Text: g.who() + " never ran: " + what, Detail: k.why, Ranks: g.list(), Hint: startHint(k)})
 	}
 }
 
@@ -288,60 +217,53 @@ func startHint(k startFailure) string {
 	return ""
 }
 
-// memory finds processes that ended for want of memory.
-func (e *explainer) memory() {
-	const most = 8
-	for i, k := range e.rec.OOM {
-		if i == most {
-			e.add(Finding{Kind: KindMemory, Text: fmt.Sprintf("and %d more, killed for want of memory", len(e.rec.OOM)-most)})
-			break
-		}
-		f := Finding{Kind: KindMemory, Text: strings.Replace(k.String(), "Out Of Memory: ", "", 1)}
-		if text, more, ok := strings.Cut(f.Text, "; --mem"); ok {
-			f.Text, f.Hint = text, "--mem"+more
-		}
-		if k.Rank != nil {
-			f.Ranks = fmt.Sprint(*k.Rank)
-		}
-		e.add(f)
-	}
-	if e.rec.State == step.OutOfMemory && len(e.rec.OOM) == 0 {
-		e.add(Finding{Kind: KindMemory, Text: cmp.Or(e.rec.Reason, "the step's memory limit was reached"), Hint: "--mem or --mem-per-cpu asks for more"})
-	}
-}
-
 // state finds what the step as a whole does.
 func (e *explainer) state() {
 	r := e.rec
 	if r.State == step.Pending {
 		f := Finding{Kind: KindState, Text: "it waits for its client to launch it", Hint: "stepctl cancel " + r.ID.Name() + " gives its CPUs back"}
 		if r.LauncherPID > 0 {
-			f.Text = fmt.Sprintf("it waits for its client, pid %d, which runs the plugins' local hooks before it launches the step", r.LauncherPID)
+			f.Text = fmt.Sprintf("it waits for its client (pid %d) to run the plugins' local hooks", r.LauncherPID)
 		}
 		e.add(f)
 	}
-	if r.Parent != nil {
-		e.add(Finding{Kind: KindSpawn, Text: fmt.Sprintf("the step was spawned by the MPI program of step %s", r.Parent.Name())})
-	}
 	if r.Suspended != nil && !r.State.Final() {
-		f := Finding{Kind: KindSuspended, Text: "all of its processes stand still since " + r.Suspended.Format(time.RFC3339), Hint: "stepctl resume " + fmt.Sprint(r.ID.Job)}
+		by := "a signal"
 		if r.SuspendedBy != nil {
-			f.Text += fmt.Sprintf(", by uid %d", *r.SuspendedBy)
+			by = fmt.Sprintf("uid %d", *r.SuspendedBy)
 		}
+		f := Finding{Kind: KindSuspended, Text: fmt.Sprintf("by %s since %s: its processes stand still", by, r.Suspended.Format(time.RFC3339)), Hint: "stepctl resume " + fmt.Sprint(r.ID.Job)}
 		e.add(f)
 	}
 	switch {
 	case lostNode(r):
 		e.add(Finding{Kind: KindNode, Text: r.Reason, Hint: "it may be started again as it was; the log of that node's slurmd has more"})
 	case r.State == step.NodeFail, r.State == step.Failed && r.StepdLost && r.Reason != "":
-		text := r.Reason
-		if r.Node != "" { // a step over several nodes has a record on each
+		// A step over several nodes has a record on each. Where to look is the hint's.
+		text := strings.Replace(r.Reason, " (slurmd's log and the kernel's may say why)", "", 1)
+		if r.Node != "" {
 			text = r.Node + ": " + text
 		}
-		e.add(Finding{Kind: KindNode, Text: text, Hint: "it may be started again as it was; the log of noded, or of slurmd, has more"})
+		e.add(Finding{Kind: KindNode, Text: text, Hint: "start it again; noded's or slurmd's log and dmesg may say why", says: r.Reason})
 	}
-	if r.Drain != "" {
-		e.add(Finding{Kind: KindDrain, Text: "node drained: " + r.Drain, Hint: "stepctl node resume, when that is mended"})
+}
+
+// drained says that the step's end has drained its node: after the cause.
+func (e *explainer) drained() {
+	if e.rec.Drain == "" {
+		return
+	}
+	f := Finding{Kind: KindDrain, Text: "node drained: " + e.rec.Drain, Hint: "stepctl node resume, when that is mended"}
+	if e.said(e.rec.Drain) {
+		f.Text = "node drained for it"
+	}
+	e.add(f)
+}
+
+// spawned says which step's MPI program has started this one.
+func (e *explainer) spawned() {
+	if e.rec.Parent != nil {
+		e.add(Finding{Kind: KindSpawn, Text: fmt.Sprintf("the step was spawned by the MPI program of step %s", e.rec.Parent.Name())})
 	}
 }
 
@@ -385,13 +307,17 @@ func (e *explainer) ends() {
 		k := g.key
 		f := Finding{Kind: KindExit, Ranks: g.list()}
 		if k.lost {
-			f.Text = g.who() + " ended, and it is not known how: the process that waited for them died first"
+			f.Text = g.who() + " ended, and it is not known how: the parent process died first"
 			e.add(f)
 			continue
 		}
 		f.Text = fmt.Sprintf("%s: %s%s", g.who(), k.status.Describe(), k.sender) + e.endedRest(g.ranks, k.status)
-		if k.sender == "" {
+		switch k.sender {
+		case "":
 			f.Hint = e.endHint(k.status)
+		case byStepsEnd: // a finding before it says why
+		default:
+			f.Hint = "it may be started again as it was"
 		}
 		e.add(f)
 	}
@@ -424,16 +350,13 @@ func (e *explainer) ending() {
 	if e.rec.State.Final() || k == nil {
 		return
 	}
-	f := Finding{Kind: KindCancel, Text: k.Text}
-	switch {
-	case k.Signal == nil:
-	case k.DurUS == nil:
-		f.Text += fmt.Sprintf("; its processes were sent %s %s ago", unix.SignalName(unix.Signal(*k.Signal)), round(e.now.Sub(k.Time)))
-		f.Hint = "what SIGKILL does not end is named after UnkillableStepTimeout"
-	default:
+	f := Finding{Kind: KindCancel, Text: k.Text, Hint: "what SIGKILL does not end is named after UnkillableStepTimeout"}
+	if k.Signal != nil {
+		f.Text += fmt.Sprintf(": %s %s ago", unix.SignalName(unix.Signal(*k.Signal)), round(e.now.Sub(k.Time)))
+	}
+	if k.DurUS != nil {
 		wait := time.Duration(*k.DurUS) * time.Microsecond
-		f.Text += fmt.Sprintf("; its processes were sent %s %s ago, and get SIGKILL %s after it (KillWait)",
-			unix.SignalName(unix.Signal(*k.Signal)), round(e.now.Sub(k.Time)), round(wait))
+		f.Text += fmt.Sprintf(", SIGKILL %s after (KillWait)", round(wait))
 		f.Hint = "stepctl signal -s KILL " + e.rec.ID.Name() + " does not wait"
 	}
 	e.add(f)
@@ -451,7 +374,7 @@ func (e *explainer) sender(rank int, st step.ExitStatus) string {
 		}
 	}
 	if slices.Contains(e.log.ranks[rank], int(sig)) {
-		return ", which stepctl signal or the client has sent"
+		return ", from stepctl or the client"
 	}
 	return ""
 }
@@ -462,13 +385,13 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 		name := unix.SignalName(unix.Signal(code - 128))
 		switch {
 		case code == 126:
-			return "126 is a shell's word for a file that it cannot execute"
+			return "chmod +x, or what it wrote: 126 is a shell's word for a file that it cannot execute"
 		case code == 127:
-			return "127 is a shell's word for a command that it does not find, and ld.so's for a library or symbol that is missing"
+			return "what it wrote names what is missing: 127 is a command to a shell, a library or symbol to ld.so"
 		case code > 128 && code < 193 && name != "":
-			return fmt.Sprintf("%d is a shell's word for a child that %s has ended", code, name)
+			return fmt.Sprintf("start that command itself: %d is a shell's word for a child that %s has ended", code, name)
 		}
-		return "the code is the program's own: what it wrote says more"
+		return "what it wrote says more: the code is the program's own"
 	}
 	sig, _ := st.Signaled()
 	usual := hint("signal", func(name string) bool { return unix.SignalName(sig) == name })
@@ -482,7 +405,7 @@ func (e *explainer) endHint(st step.ExitStatus) string {
 	case sig == unix.SIGSEGV || sig == unix.SIGABRT || sig == unix.SIGFPE:
 		return "ulimit -c unlimited before the step lets the kernel write a core file"
 	}
-	return ""
+	return "strace -f COMMAND shows its sender (si_pid): it is not stepd or stepctl"
 }
 
 // cancelled finds who has ended the step.
@@ -511,7 +434,9 @@ func (e *explainer) said(words string) bool {
 	if slices.ContainsFunc(e.rec.OOM, inOOM) || e.rec.Aborted && words == e.rec.Reason {
 		return true // a finding says it more shortly
 	}
-	return slices.ContainsFunc(e.found, func(f Finding) bool { return strings.Contains(f.Text, words) })
+	return slices.ContainsFunc(e.found, func(f Finding) bool {
+		return f.says == words || strings.Contains(f.Text, words) || strings.Contains(f.Detail, words)
+	})
 }
 
 // limits finds resource limits that may be why a step has failed: they are lower than
@@ -536,58 +461,11 @@ func (e *explainer) held() {
 func (e *explainer) leftovers() {
 	for _, s := range e.rec.Survivors {
 		e.add(Finding{
-			Kind: KindUnkillable, Text: "SIGKILL has not ended " + s.String(),
+			Kind: KindUnkillable, Text: s.String(),
 			Hint: hint("survivor", func(grade string) bool { return grade == string(s.Grade) }),
 		})
 	}
 	if n := e.rec.SurvivorsTotal - len(e.rec.Survivors); n > 0 {
-		e.add(Finding{Kind: KindUnkillable, Text: fmt.Sprintf("SIGKILL has not ended %d more of its processes", n)})
-	}
-}
-
-// doing finds processes of a step that does not go on: in a hook, stopped, or
-// asleep in the kernel.
-func (e *explainer) doing() {
-	if e.rec.State.Final() || e.rec.Suspended != nil {
-		return
-	}
-	if h := e.rec.Host; h != nil && (h.Hook != "" || h.State == "T" || h.State == "t" || h.State == "D") {
-		f := Finding{Kind: KindProcess, Text: "the SPANK host is " + h.String()}
-		if h.Hook != "" {
-			f.Hint = hookHint
-		}
-		e.add(f)
-	}
-	type state struct{ state, hook, plugin, stage string }
-	groups := groupTasks(e.rec.Tasks, func(t *step.Task) (state, bool) {
-		d := t.Doing
-		if d == nil || t.Status != nil {
-			return state{}, false
-		}
-		held := d.State == "T" || d.State == "t" || d.State == "D"
-		k := state{hook: d.Hook, plugin: d.Plugin, stage: d.Stage}
-		if held {
-			k.state = d.State
-		}
-		return k, held || d.Hook != "" || d.Stage != "" && e.rec.State == step.Running
-	})
-	for _, g := range groups {
-		k := g.key
-		f := Finding{Kind: KindProcess, Ranks: g.list()}
-		if len(g.ranks) == 1 {
-			f.Text = g.who() + " is " + g.first.Doing.String()
-		} else {
-			f.Text = fmt.Sprintf("%s; the first of them is %s", g.who(), g.first.Doing)
-		}
-		switch {
-		case k.stage == eventlog.PhaseTaskProlog:
-			f.Text += ": its TaskProlog or --task-prolog has not ended"
-			f.Hint = "PrologEpilogTimeout in slurm.conf bounds it; stepctl cancel ends it with the step"
-		case k.state == "T":
-			f.Hint = "kill -CONT lets it go on; stepctl signal -s CONT does"
-		case k.state == "D":
-			f.Hint = "it waits in the kernel, mostly for a disk or a file server"
-		}
-		e.add(f)
+		e.add(Finding{Kind: KindUnkillable, Text: fmt.Sprintf("%d more of its processes", n)})
 	}
 }

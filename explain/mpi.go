@@ -55,8 +55,7 @@ func (e *explainer) mpi() *MPI {
 	}
 	m := &MPI{Type: r.MPI, Groups: []MPIGroup{}, Missing: []MissingRank{}, Text: []string{}}
 	if !heard {
-		if text := e.silent(); text != "" {
-			m.Text = append(m.Text, text)
+		if isSilent(r) {
 			return m
 		}
 		return nil
@@ -66,44 +65,112 @@ func (e *explainer) mpi() *MPI {
 	m.MissingTotal = len(missing)
 	e.tellGroups(m, groups, missing)
 	e.tellMissing(m, missing)
-	if text := e.elsewhere(missing); text != "" {
-		m.Text = append(m.Text, text)
-	}
 	return m
 }
 
-// silent is what is to be said of several tasks none of which speaks, or has spoken, to the MPI
-// plugin: an MPI program's library speaks to another one, and each of them believes to be alone.
-func (e *explainer) silent() string {
-	r := e.rec
-	if !r.MPISilent && (r.State != step.Running || len(r.Tasks) < 2 || r.ID.Step == step.BatchStep) {
-		return ""
+// isSilent reports whether none of several tasks speaks, or has spoken, to the MPI plugin: an MPI
+// program's library speaks to another one, and each of them believes to be alone.
+func isSilent(r *step.Record) bool {
+	return r.MPISilent || r.State == step.Running && len(r.Tasks) > 1 && r.ID.Step != step.BatchStep
+}
+
+// ranks finds why an MPI program does not go on, or was not one: its ranks do not speak, wait for each
+// other, or wait where it is not heard here. Of a step that has ended the section of the ranks says how
+// far they were.
+func (e *explainer) ranks() {
+	m := e.progress
+	if m == nil {
+		return
 	}
-	other := "pmi2"
-	if r.MPI == other {
-		other = "pmix"
+	name := e.rec.ID.Name()
+	if len(m.Groups) == 0 { // they are silent
+		other := "pmi2"
+		if e.rec.MPI == other {
+			other = "pmix"
+		}
+		yet := ""
+		if !e.rec.MPISilent {
+			yet = " yet"
+		}
+		e.add(Finding{
+			Kind: KindMPI, Text: fmt.Sprintf("no task has spoken PMI%s: %d singletons, if it is an MPI program", yet, max(e.rec.NTasks, len(e.rec.Tasks))),
+			Hint: fmt.Sprintf("--mpi=%s, if its library wants that one and not %s; ldd shows what it is linked to", other, e.rec.MPI),
+		})
+		return
 	}
-	if r.MPISilent {
-		return fmt.Sprintf("no task has spoken PMI: of an MPI program these were %d singletons, and its library may want --mpi=%s", r.NTasks, other)
+	if e.rec.State != step.Running {
+		return
 	}
-	return fmt.Sprintf("no task has spoken PMI yet: of an MPI program these are %d singletons if it goes on so, and its library may want --mpi=%s", len(r.Tasks), other)
+	for _, g := range m.Groups {
+		if g.WaitsFor == "" {
+			continue
+		}
+		f := Finding{Kind: KindMPI, Ranks: g.Ranks, Text: listText(g.Ranks) + waitsWords(&g)}
+		f.Hint = fmt.Sprintf("stepctl top %s shows what they do; stepctl cancel %s ends the step", name, name)
+		if len(m.Missing) > 0 {
+			first := &m.Missing[0]
+			switch pid := pidOf(e.rec.Tasks, first); {
+			case first.Status != nil:
+				f.Hint = fmt.Sprintf("rank %d has ended: what it wrote says more; stepctl cancel %s ends the others", first.Rank, name)
+			case first.Doing != nil && heldHint(first.Doing.State) != "":
+				f.Hint = fmt.Sprintf("rank %d is %s: %s", first.Rank, first.Doing.StateWords(), heldHint(first.Doing.State))
+			case pid != 0:
+				f.Hint = fmt.Sprintf("gdb -p %d (bt) shows where rank %d is; stepctl cancel %s ends the step", pid, first.Rank, name)
+			}
+		}
+		e.add(f)
+		return
+	}
+	if text, ok := elsewhere(e.rec); ok {
+		e.add(Finding{Kind: KindMPI, Text: "no rank waits for another in PMI; in MPI's own calls they may", Hint: text})
+	}
+}
+
+// pidOf is the process of a rank that others wait for, 0 where it is not known.
+func pidOf(tasks []step.Task, m *MissingRank) int {
+	for i := range tasks {
+		if t := &tasks[i]; t.Rank == m.Rank && t.PID != nil {
+			return *t.PID
+		}
+	}
+	return 0
+}
+
+// waitsWords is where a group waits, and for whom: " wait in fence 2 for rank 7".
+func waitsWords(g *MPIGroup) string {
+	words := " wait"
+	if isOne(g.Ranks) {
+		words = " waits"
+	}
+	if inFence(g.MPI) {
+		return words + " in " + g.MPI.Waiting + " for " + listText(g.WaitsFor)
+	}
+	return words + " for " + g.MPI.Waiting
+}
+
+// isOne reports whether a list has one rank.
+func isOne(list string) bool { return !strings.ContainsAny(list, ",-") }
+
+// listText is "rank 3" or "ranks 0-2,7" of a list; a long one is cut.
+func listText(list string) string {
+	word := "ranks "
+	if isOne(list) {
+		word = "rank "
+	}
+	return word + cut(list, ",", 8)
 }
 
 // elsewhere says where to look at ranks of which none waits for another in PMI: a deadlock in
 // MPI's own messages is not heard here.
-func (e *explainer) elsewhere(missing map[int]bool) string {
-	if e.rec.State != step.Running || len(missing) > 0 {
-		return ""
-	}
-	for i := range e.rec.Tasks {
-		t := &e.rec.Tasks[i]
+func elsewhere(r *step.Record) (text string, ok bool) {
+	for i := range r.Tasks {
+		t := &r.Tasks[i]
 		if t.State != step.TaskRunning || t.PID == nil || t.MPI == nil || t.MPI.Phase != step.PhaseInitialized || t.MPI.Waits() {
-			return ""
+			return "", false
 		}
 	}
-	first := e.rec.Tasks[0]
-	return fmt.Sprintf("none waits for another here: if they stand still, it is in MPI's own calls; `stepctl top %s` shows which compute, `gdb -p %d` (bt) where rank %d is",
-		e.rec.ID.Name(), *first.PID, first.Rank)
+	first := r.Tasks[0]
+	return fmt.Sprintf("stepctl top %s shows which compute; gdb -p %d (bt) where rank %d is", r.ID.Name(), *first.PID, first.Rank), true
 }
 
 // missing are the ranks that others wait for.
@@ -196,15 +263,11 @@ func inFence(p *step.MPIProgress) bool {
 func groupText(g *MPIGroup, p step.ProgressGroup) string {
 	text := ranksText(p.Ranks) + " " + p.MPI.Words(len(p.Ranks))
 	if g.WaitsFor != "" {
-		word := "rank"
-		if strings.ContainsAny(g.WaitsFor, ",-") {
-			word = "ranks"
-		}
 		by := " for "
 		if !inFence(g.MPI) {
 			by = ", which must come from "
 		}
-		text += by + word + " " + cut(g.WaitsFor, ",", 16)
+		text += by + listText(g.WaitsFor)
 	}
 	return text
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,7 +18,7 @@ type explainDoc struct {
 	State    string
 	Summary  string
 	Stage    *struct{ Name, Error string }
-	Findings []struct{ Kind, Text, Ranks, Hint string }
+	Findings []struct{ Kind, Text, Detail, Ranks, Hint string }
 	MPI      *struct {
 		Type   string
 		Groups []struct {
@@ -69,8 +70,8 @@ func TestRootExplainMPI(t *testing.T) {
 		fences            int
 		words             []string
 	}{
-		{"never", "S", "fence 1", 0, []string{"ranks 0-2 have called init (PMI-1), wait in fence 1 for rank 3", `rank 3 has not called init; pid `, `"hang", sleeps`}},
-		{"stopped", "T", "fence 4", 3, []string{"wait in fence 4 for rank 3", `rank 3 has called init (PMI-1), has come through 3 fences; pid `, `"hang", stopped by a signal`}},
+		{"never", "S", "fence 1", 0, []string{"\n  mpi: ranks 0-2 wait in fence 1 for rank 3\n    gdb -p ", "ranks 0-2 have called init (PMI-1), wait in fence 1 for rank 3", `rank 3 has not called init; pid `, `"hang", sleeps`}},
+		{"stopped", "T", "fence 4", 3, []string{"\n  process: rank 3 is pid ", "\n  mpi: ranks 0-2 wait in fence 4 for rank 3\n    rank 3 is stopped by a signal: kill -CONT ", "wait in fence 4 for rank 3", `rank 3 has called init (PMI-1), has come through 3 fences; pid `, `"hang", stopped by a signal`}},
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			p := n.start(t, call{args: []string{"run", "-n4", "--mpi=pmi2", program, c.how}})
@@ -98,7 +99,8 @@ func TestRootExplainMPI(t *testing.T) {
 			}
 			p.wait(t)
 			n.ended(t, id)
-			n.explained(t, id, append(c.words, "cancel: the step was cancelled")...)
+			words := slices.DeleteFunc(slices.Clone(c.words), func(w string) bool { return strings.HasPrefix(w, "\n") })
+			n.explained(t, id, append(words, "cancel: the step was cancelled")...)
 			events := n.ctl(t, "events", id)
 			contains(t, "events", events.out, `"event":"mpi","ranks":"0-2","mpi":{"phase":"initialized"`)
 		})
@@ -117,6 +119,27 @@ func TestRootExplainMPI(t *testing.T) {
 			n.explained(t, n.lastEnded(t).id(), c.words...)
 		})
 	}
+	t.Run("none speaks", func(t *testing.T) {
+		p := n.start(t, call{args: []string{"run", "-n3", "--mpi=pmix", "sh", "-c", "until [ -e go ]; do sleep 0.01; done"}})
+		id := n.running(t).id()
+		x := n.explained(t, id, "\n  mpi: no task has spoken PMI yet: 3 singletons, if it is an MPI program\n    --mpi=pmi2, ")
+		if x.MPI == nil || x.MPI.Type != "pmix" || len(x.Findings) != 1 {
+			t.Errorf("it runs: got %+v", x)
+		}
+		n.userFile(t, "go", "", 0o644)
+		if r := p.wait(t); r.code != 0 {
+			t.Fatal(r)
+		}
+		n.ended(t, id)
+		n.explained(t, id, "all of its tasks ended well\n  mpi: no task has spoken PMI: 3 singletons, if it is an MPI program\n    --mpi=pmi2, ")
+		// One task is no MPI program that misses its others.
+		if r := n.ctl(t, "run", "--mpi=pmix", "true"); r.code != 0 {
+			t.Fatal(r)
+		}
+		if x := n.explained(t, n.lastEnded(t).id(), "all of its tasks ended well"); x.MPI != nil || len(x.Findings) != 0 {
+			t.Errorf("one task: got %+v", x)
+		}
+	})
 	t.Run("ended well", func(t *testing.T) {
 		if r := n.ctl(t, "run", "-n4", "--mpi=pmi2", program, "ok"); r.code != 0 {
 			t.Fatal(r)
@@ -136,8 +159,8 @@ func TestRootExplain(t *testing.T) {
 		args  []string
 		words []string
 	}{
-		{"no such command", []string{"-n2", "/none"}, []string{`exec: ranks 0-1 never ran: cannot execute "/none": no such file or directory`, "the file is not on the node"}},
-		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"never ran: cannot open the file \"/none/x\" of a standard stream: no such file or directory: the directory \"/none\" does not exist"}},
+		{"no such command", []string{"-n2", "/none"}, []string{`exec: ranks 0-1 never ran: no such file or directory: "/none"`, "the file is not on the node"}},
+		{"a file that cannot be opened", []string{"-n2", "-o", "/none/x", "true"}, []string{"never ran: no such file or directory: \"/none/x\" of a standard stream\n", "the directory \"/none\" does not exist"}},
 		{"exit codes", []string{"-n3", "sh", "-c", "exit $SLURM_PROCID"}, []string{"rank 1: Exited with exit code 1", "rank 2: Exited with exit code 2"}},
 		{"a signal of its own", []string{"sh", "-c", "kill -XCPU $$"}, []string{"rank 0: CPU time limit exceeded", "ulimit -t"}},
 		{"kill on bad exit", []string{"-n2", "-K", "sh", "-c", "[ $SLURM_PROCID = 1 ] || { touch up; exec sleep 100; }; until [ -e up ]; do sleep 0.01; done; exit 9"}, []string{"exit: rank 1: Exited with exit code 9; --kill-on-bad-exit ended the others", "rank 0: Terminated, by the step's end"}},
@@ -172,7 +195,7 @@ func TestRootExplain(t *testing.T) {
 			}
 			return nil
 		})
-		contains(t, "explain", said, "cancel: cancelled by uid 0; its processes were sent SIGTERM ", " ago, and get SIGKILL 1s after it (KillWait)")
+		contains(t, "explain", said, "cancel: cancelled by uid 0: SIGTERM ", " ago, SIGKILL 1s after (KillWait)")
 		cancel.wait(t)
 		p.wait(t)
 	})
@@ -210,7 +233,7 @@ func TestRootExplainHook(t *testing.T) {
 		return nil
 	})
 	id := n.last(t).id()
-	x := n.explained(t, id, "the step is being launched: it is at stage user_init for ", `in slurm_spank_user_init of plugin "rude.so" for `, "HookTimeout")
+	x := n.explained(t, id, "the step is being launched: it is at stage user_init for ", `"rude.so": slurm_spank_user_init has not returned for `, "HookTimeout")
 	if x.Stage == nil || x.Stage.Name != "user_init" || x.State != "STARTING" {
 		t.Errorf("got %+v", x)
 	}
@@ -221,7 +244,7 @@ func TestRootExplainHook(t *testing.T) {
 	if r := n.ctl(t, "run", "true"); r.code != 1 {
 		t.Fatal(r)
 	}
-	n.explained(t, n.lastEnded(t).id(), "slurm_spank_user_init: killed by SIGSEGV at rude.so+0x", "it is required: no step runs without it")
+	n.explained(t, n.lastEnded(t).id(), "plugin: killed by SIGSEGV at rude.so+0x", " in slurm_spank_user_init\n", "it is required: no step runs without it")
 }
 
 // TestRootExplainKilledStepd: of a start that hangs, noded knows how far the ranks

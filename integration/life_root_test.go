@@ -348,12 +348,12 @@ func TestRootCrashPlace(t *testing.T) {
 			t.Errorf("%s: %v", c.hook, r)
 		}
 		n.idle(t)
-		first := regexp.MustCompile(`^plugin "crash.so": slurm_spank_` + c.hook + `( \(rank 0\))?: killed by ` + c.sig + ` at ([^(]+(\([^)]*\))?, called at )?` +
-			`crash\.so\+0x[0-9a-f]+ \(slurm_spank_` + c.hook + `\+0x[0-9a-f]+\)$`)
+		first := regexp.MustCompile(`^killed by ` + c.sig + ` at ([^(]+, called at )?crash\.so\+0x[0-9a-f]+ in slurm_spank_` + c.hook + `(, rank 0)?` +
+			`\nthere: (.*, called at )?slurm_spank_` + c.hook + `\+0x[0-9a-f]+$`)
 		x := n.explained(t, n.last(t).id())
 		told := ""
 		if len(x.Findings) > 0 {
-			told = x.Findings[0].Text
+			told = x.Findings[0].Text + "\n" + x.Findings[0].Detail
 		}
 		if !first.MatchString(told) {
 			t.Errorf("%s: the first finding is %q", c.hook, told)
@@ -363,8 +363,9 @@ func TestRootCrashPlace(t *testing.T) {
 				t.Errorf("%s: %q is followed by %q", c.hook, told, f.Text)
 			}
 		}
-		contains(t, "stderr", r.err, ": error: "+told+"\n")
-		n.logs(t, "level=error msg=\""+strings.ReplaceAll(told, `"`, `\"`)+"\"")
+		reason := n.last(t).Reason
+		contains(t, "stderr", r.err, ": error: "+reason+"\n")
+		n.logs(t, "level=error msg=\""+strings.ReplaceAll(reason, `"`, `\"`)+"\"")
 		must(t, os.Truncate(marks, 0))
 	}
 	form := regexp.MustCompile(`^time="\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)" level=\w+ msg=`)

@@ -74,7 +74,7 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 		}
 	}
 	if ref.StepID == nil {
-		return explainWaits(os.Stdout, s, ref.JobID, len(all), style.Width)
+		return explainWaits(os.Stdout, s, ref.JobID, len(all), style.Width, time.Now())
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 func explainJob(w io.Writer, s source, ref api.StepRef, all []*explain.Explanation) error {
 	waits := []api.NodeWaiting{}
 	if ref.StepID == nil {
-		found, err := waitsOf(s, ref.JobID)
+		found, _, err := waitsOf(s, ref.JobID)
 		if err != nil {
 			return err
 		}
@@ -96,39 +96,53 @@ func explainJob(w io.Writer, s source, ref api.StepRef, all []*explain.Explanati
 	}{step.Schema, all, waits})
 }
 
-// waitsOf are the requests of a job that wait.
-func waitsOf(s source, job uint32) ([]api.NodeWaiting, error) {
+// waitsOf are the requests of a job that wait, and the job, nil where the node has no such job.
+func waitsOf(s source, job uint32) ([]api.NodeWaiting, *api.NodeJob, error) {
 	node, err := s.node()
 	if err != nil || node == nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return slices.DeleteFunc(node.Waiting, func(r api.NodeWaiting) bool { return r.JobID == nil || *r.JobID != job }), nil
+	waits := slices.DeleteFunc(node.Waiting, func(r api.NodeWaiting) bool { return r.JobID == nil || *r.JobID != job })
+	if i := slices.IndexFunc(node.Jobs, func(j api.NodeJob) bool { return j.ID == job }); i >= 0 {
+		return waits, &node.Jobs[i], nil
+	}
+	return waits, nil, nil
 }
 
 // explainWaits says what a job's steps wait for that have no number yet, and of a job without a step
-// that it has none.
-func explainWaits(w io.Writer, s source, job uint32, steps, width int) error {
-	waits, err := waitsOf(s, job)
+// that it has none: its prolog may run.
+func explainWaits(w io.Writer, s source, job uint32, steps, width int, now time.Time) error {
+	waits, j, err := waitsOf(s, job)
 	if err != nil {
 		return err
 	}
+	if width < 40 {
+		width = math.MaxInt
+	}
 	var b strings.Builder
+	line := func(indent, text string) { b.WriteString(printable.Wrap(text, indent, indent, width) + "\n") }
 	if steps == 0 {
 		fmt.Fprintf(&b, "job %d  has no step yet\n", job)
 	}
+	switch {
+	case steps > 0:
+	case j != nil && j.Doing == "prolog":
+		text := "prolog: the job waits for its prolog"
+		if j.Started != nil {
+			text += ", which runs for " + now.Sub(*j.Started).Round(time.Second).String()
+		}
+		line("  ", text)
+		line("    ", fmt.Sprintf("PrologEpilogTimeout in slurm.conf bounds it; stepctl cancel %d ends it", job))
+	case len(waits) == 0:
+		line("  ", fmt.Sprintf("stepctl run --jobid %d COMMAND starts one", job))
+	}
 	for i := range waits[:min(len(waits), waitsMax)] {
 		r := &waits[i]
-		text := fmt.Sprintf("waits: %s, %s, waits since %s for %s", printable.Line(r.Name, 20), Plural(r.NTasks, "task"), r.Since.Format(time.RFC3339), printable.Line(r.For, 0))
-		if width < 40 {
-			width = math.MaxInt
-		}
-		b.WriteString(printable.Wrap(text, "  ", "  ", width) + "\n")
+		line("  ", "waits: for "+printable.Line(r.For, 0))
+		line("    ", fmt.Sprintf("stepctl ps %d shows who has them; %s, %s, waits for %s", job, printable.Line(r.Name, 20), Plural(r.NTasks, "task"), now.Sub(r.Since).Round(time.Second)))
 	}
 	if n := len(waits) - waitsMax; n > 0 {
 		fmt.Fprintf(&b, "  %d more wait\n", n)
-	}
-	if steps == 0 && len(waits) == 0 {
-		fmt.Fprintf(&b, "  stepctl run --jobid %d COMMAND starts one\n", job)
 	}
 	_, err = io.WriteString(w, b.String())
 	return err

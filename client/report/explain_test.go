@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"unicode/utf8"
+	"time"
 
 	"stepd/api"
 	"stepd/explain"
@@ -26,25 +26,34 @@ func (w waiting) node() (*api.Node, error) {
 func TestExplainWaits(t *testing.T) {
 	const one = `{"user":"al","name":"a\u001b[2J日本","ntasks":4,"job_id":12,"since":"2026-11-22T10:00:00Z","for":"CPUs 0-3: step 12.0 has them until 10:05:00"}`
 	others := `{"job_id":null,"for":"x"},{"job_id":13,"for":"x"}`
+	const jobs = `"jobs":[{"job_id":12,"doing":"","start_time":"2026-11-22T10:00:00Z"},{"job_id":14,"doing":"prolog","start_time":"2026-11-22T10:00:00Z"},{"job_id":15,"doing":"prolog"}]`
 	many := strings.TrimSuffix(strings.Repeat(one+",", waitsMax+2), ",")
+	const waits = "  waits: for CPUs 0-3: step 12.0 has them until 10:05:00\n    stepctl ps 12 shows who has them; a?[2J日本, 4 tasks, waits for 1m5s\n"
+	const bound = "    PrologEpilogTimeout in slurm.conf bounds it; stepctl cancel 14 ends it\n"
 	for _, c := range []struct {
 		name, waits string
+		job         uint32
 		steps       int
 		want        string
 	}{
-		{"no step, nothing waits", others, 0, "job 12  has no step yet\n  stepctl run --jobid 12 COMMAND starts one\n"},
-		{"a step, nothing waits", others, 1, ""},
-		{"no step, one waits", others + "," + one, 0, "job 12  has no step yet\n  waits: a?[2J日本, 4 tasks, waits since 2026-11-22T10:00:00Z for CPUs 0-3: step\n  12.0 has them until 10:05:00\n"},
-		{"many wait", many, 1, strings.Repeat("  waits: a?[2J日本, 4 tasks, waits since 2026-11-22T10:00:00Z for CPUs 0-3: step\n  12.0 has them until 10:05:00\n", waitsMax) + "  2 more wait\n"},
+		{"no step, nothing waits", others, 12, 0, "job 12  has no step yet\n  stepctl run --jobid 12 COMMAND starts one\n"},
+		{"a step, nothing waits", others, 12, 1, ""},
+		{"no step, one waits", others + "," + one, 12, 0, "job 12  has no step yet\n" + waits},
+		{"many wait", many, 12, 1, strings.Repeat(waits, waitsMax) + "  2 more wait\n"},
+		{"its prolog runs", others, 14, 0, "job 14  has no step yet\n  prolog: the job waits for its prolog, which runs for 1m5s\n" + bound},
+		{"its prolog runs, of an older noded", others, 15, 0, "job 15  has no step yet\n  prolog: the job waits for its prolog\n" + strings.ReplaceAll(bound, "14", "15")},
 	} {
-		var b strings.Builder
-		err := explainWaits(&b, waiting{doc: fmt.Sprintf(`{"waiting":[%s]}`, c.waits)}, 12, c.steps, 80)
-		if err != nil || b.String() != c.want {
-			t.Errorf("%s: %v: got\n%s\nwant\n%s", c.name, err, b.String(), c.want)
-		}
-		for line := range strings.Lines(b.String()) {
-			if n := utf8.RuneCountInString(line) - 1; n > 80 {
-				t.Errorf("%s: a line of %d columns: %s", c.name, n, line)
+		for _, width := range []int{0, 40, 80, 200} {
+			var b strings.Builder
+			now := time.Date(2026, 11, 22, 10, 1, 5, 0, time.UTC)
+			err := explainWaits(&b, waiting{doc: fmt.Sprintf(`{"waiting":[%s],%s}`, c.waits, jobs)}, c.job, c.steps, width, now)
+			fits(t, b.String(), width)
+			got, want := b.String(), c.want
+			if width == 40 { // the same words, in more lines
+				got, want = strings.Join(strings.Fields(got), " "), strings.Join(strings.Fields(want), " ")
+			}
+			if err != nil || got != want {
+				t.Errorf("%s, on %d columns: %v: got\n%s\nwant\n%s", c.name, width, err, got, want)
 			}
 		}
 	}

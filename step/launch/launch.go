@@ -147,6 +147,45 @@ func (e *HookError) Error() string {
 	return where + ": " + e.Cause
 }
 
+// CauseFirst is HookError's text in the order for a short line: the place of a crash first, then the
+// hook and the ranks, by default the text's own. The symbols at that place, and what else stands in
+// brackets, are detail. Another text stays as it is.
+func CauseFirst(text, ranks string) (first, detail string) {
+	plugin, rest, ok := strings.Cut(strings.TrimPrefix(text, "plugin "), ": ")
+	hook, how, ok2 := strings.Cut(rest, ": ")
+	if !ok || !ok2 || !strings.HasPrefix(text, "plugin ") {
+		return text, ""
+	}
+	hook, rank, _ := strings.Cut(hook, " (")
+	if ranks = cmp.Or(ranks, strings.TrimSuffix(rank, ")")); ranks != "" {
+		ranks = ", " + ranks
+	}
+	how, detail = brackets(how)
+	if !strings.HasPrefix(how, "killed by ") {
+		return fmt.Sprintf("%s: %s%s: %s", plugin, hook, ranks, how), detail
+	}
+	if detail != "" {
+		detail = "there: " + detail
+	}
+	if strings.Contains(how, strings.Trim(plugin, `"`)+"+0x") { // the place names the plugin
+		return fmt.Sprintf("%s in %s%s", how, hook, ranks), detail
+	}
+	return fmt.Sprintf("%s in %s: %s%s", how, plugin, hook, ranks), detail
+}
+
+// brackets takes what stands in brackets out of a text.
+func brackets(text string) (rest, in string) {
+	var all []string
+	for {
+		before, after, ok := strings.Cut(text, " (")
+		inside, after, closed := strings.Cut(after, ")")
+		if !ok || !closed {
+			return rest + text, strings.Join(all, ", called at ")
+		}
+		rest, text, all = rest+before, after, append(all, inside)
+	}
+}
+
 // lookupStatus is ld.so's exit status where it cannot bind a call.
 const lookupStatus = 127
 
