@@ -8,14 +8,19 @@ import (
 
 	"stepd/internal/printable"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
-// Text draws the bars in so many columns, at least 60, below what happened to the step, why, and
-// where its time went. With colour the hooks' bars have one of their own, and what failed another.
+// Text draws the bars in so many columns, at least 40, below what happened to the step, why, and
+// where its time went. Below 60 there is no room for the bars' begins. With colour the hooks' bars have one of their own, and what failed another.
 func (t *Timeline) Text(columns int, colour bool) string {
-	columns = max(columns, 60)
+	columns = max(columns, 40)
 	d := &drawing{columns: columns, colour: colour, name: min(max(columns*2/5, 24), 56)}
 	d.bars = columns - d.name - 2*numberWidth - 3
+	if d.narrow = columns < 60; d.narrow {
+		d.name = columns * 2 / 5
+		d.bars = columns - d.name - numberWidth - 2
+	}
 	d.head(t)
 	for i := range t.Sections {
 		d.b.WriteByte('\n')
@@ -33,7 +38,8 @@ func (h *Head) title() (name, rest string) {
 func (h *Head) end() string {
 	switch {
 	case h.Error != "":
-		return h.Error
+		first, _ := launch.CauseFirst(h.Error, "")
+		return first
 	case h.State == step.Completed:
 		return "it ended well"
 	case h.State.Final():
@@ -64,19 +70,19 @@ func (t *Timeline) spent() string {
 	return strings.Join(parts, ", ")
 }
 
-// head writes three lines.
+// head writes three lines: what happened, why, and what to do now, with where the time went.
 func (d *drawing) head(t *Timeline) {
 	name, rest := t.title()
 	d.b.WriteString(d.paint(bold, name) + printable.Fit(printable.Line(rest, 0), d.columns-utf8.RuneCountInString(name)) + "\n")
 	hint, code := "", ""
 	if t.Error != "" || !t.State.Final() {
-		hint = " (stepctl explain " + t.IDName + ")"
+		hint = "stepctl explain " + t.IDName + "; "
 	}
 	if t.Error != "" {
 		code = red
 	}
-	d.b.WriteString("  " + d.paint(code, printable.Fit(printable.Line(t.end(), 0), d.columns-2-len(hint))) + hint + "\n")
-	d.b.WriteString("  " + printable.Fit(t.spent(), d.columns-2) + "\n")
+	d.b.WriteString("  " + d.paint(code, printable.Fit(printable.Line(t.end(), 0), d.columns-2)) + "\n")
+	d.b.WriteString("  " + printable.Fit(hint+t.spent(), d.columns-2) + "\n")
 }
 
 // numberWidth is the width of a number of milliseconds: "1234567.890".
@@ -87,6 +93,7 @@ type drawing struct {
 	columns, name int
 	bars          int
 	colour        bool
+	narrow        bool // no column says when a bar begins
 }
 
 const (
@@ -106,7 +113,13 @@ func (d *drawing) paint(code, text string) string {
 func (d *drawing) section(s *Section) {
 	length := duration(s.EndUS - s.BeginUS)
 	scale := "0" + strings.Repeat(" ", max(0, d.bars-1-utf8.RuneCountInString(length))) + length
-	fmt.Fprintf(&d.b, "%s %*s %*s %s\n", d.paint(bold, printable.Pad(s.Name, d.name)), numberWidth, "at ms", numberWidth, "ms", scale)
+	line := func(name, at, length, bar string) {
+		if !d.narrow {
+			name += fmt.Sprintf(" %*s", numberWidth, at)
+		}
+		fmt.Fprintf(&d.b, "%s %*s %s\n", name, numberWidth, length, bar)
+	}
+	line(d.paint(bold, printable.Pad(s.Name, d.name)), "at ms", "ms", scale)
 	for i := range s.Spans {
 		span := &s.Spans[i]
 		name, code := "  "+span.Label(), ""
@@ -121,8 +134,7 @@ func (d *drawing) section(s *Section) {
 		if span.Kind == KindHook {
 			name = "  " + name
 		}
-		fmt.Fprintf(&d.b, "%s %*.3f %*.3f %s\n", printable.Pad(name, d.name), numberWidth, ms(span.BeginUS), numberWidth, ms(span.EndUS-span.BeginUS),
-			d.paint(code, d.bar(s, span)))
+		line(printable.Pad(name, d.name), fmt.Sprintf("%.3f", ms(span.BeginUS)), fmt.Sprintf("%.3f", ms(span.EndUS-span.BeginUS)), d.paint(code, d.bar(s, span)))
 		if span.Error != "" {
 			d.b.WriteString(d.paint(red, printable.Fit("    failed: "+printable.Line(span.Error, 0), d.columns)) + "\n")
 		}

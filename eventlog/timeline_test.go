@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
+	"stepd/internal/printable"
 	"stepd/step"
 )
 
@@ -195,7 +195,7 @@ func TestText(t *testing.T) {
 			name    string
 			columns int
 			colour  bool
-		}{{"80", 80, false}, {"200", 200, false}, {"60-colour", 60, true}} {
+		}{{"80", 80, false}, {"200", 200, false}, {"40", 40, false}, {"60-colour", 60, true}} {
 			text := build(events).Text(size.columns, size.colour)
 			path := filepath.Join("testdata", name+"-"+size.name+".golden")
 			if *update {
@@ -208,7 +208,7 @@ func TestText(t *testing.T) {
 				t.Errorf("%s: %v: want\n%s\ngot\n%s", path, err, want, text)
 			}
 			for line := range strings.SplitSeq(text, "\n") {
-				if n := utf8.RuneCountInString(line); n > size.columns && !size.colour {
+				if n := printable.Width(line); n > size.columns && !size.colour {
 					t.Errorf("%s: a line of %d columns: %q", path, n, line)
 				}
 			}
