@@ -24,7 +24,7 @@ func runNoded(t testing.TB, attr *syscall.SysProcAttr, args ...string) (int, str
 	if cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
-	return cmd.ProcessState.ExitCode(), string(out)
+	return cmd.ProcessState.ExitCode(), strings.ReplaceAll(string(out), "\n  ", " ") // lines of --check are broken
 }
 
 // runActivated runs noded to its end, with a socket of systemd's.

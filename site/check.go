@@ -1,10 +1,12 @@
 package site
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,56 +15,49 @@ import (
 	"stepd/slurmconf"
 )
 
-// Check is `noded --check-config`: it lists the keys that are not used, by class, then prints every
-// mistake with file and line, errors last, and fails when there is one.
-func Check(out io.Writer, o Options) error {
+// Check is `noded --check-config`: it says whether noded starts with the files, lists the keys that
+// are not used, by class, and then every mistake with file and line, errors last. It fails when there
+// is one. No line is wider than width columns (0 is 100), but for a word that is.
+func Check(out io.Writer, o Options, width int) error {
 	s, err := Load(o)
 	if err != nil {
 		return err
 	}
-	return report(s, out, nil)
+	return report(s, out, nil, width)
 }
 
 // Diagnose is `noded --check`: Check, and what the host has to say.
-func Diagnose(out io.Writer, o Options) error {
+func Diagnose(out io.Writer, o Options, width int) error {
 	s, err := Load(o)
 	if err != nil {
 		return err
 	}
-	return report(s, out, examine(s))
+	return report(s, out, examine(s), width)
 }
 
-// screen is the width of what Check prints, errors and warnings aside: they are a line each.
-const screen = 80
-
 // report prints the findings: what is to be mended comes last, where it is read.
-func report(s *Site, out io.Writer, host []finding) error {
-	var b strings.Builder
+func report(s *Site, out io.Writer, host []finding, width int) error {
+	width = max(cmp.Or(width, 100), 40)
 	conf := slices.Concat(s.problems, s.stackProblems())
-	for _, class := range []slurmconf.Class{slurmconf.ClassController, slurmconf.ClassUnsupported, slurmconf.ClassUnused} {
-		listClass(&b, class, conf)
-	}
-	wrong, sick := 0, 0
-	for _, severity := range []slurmconf.Severity{severityOK, slurmconf.SeverityWarning, slurmconf.SeverityError} {
-		for _, p := range conf {
-			if p.Severity == severity {
-				fmt.Fprintf(&b, "%s: %s\n", p.Severity, p)
-			}
-		}
-		for _, f := range host {
-			if f.severity == severity {
-				fmt.Fprintln(&b, f)
-			}
-		}
-	}
+	lines := make(map[slurmconf.Severity][]string)
 	for _, p := range conf {
-		if p.Severity == slurmconf.SeverityError {
-			wrong++
+		if p.Class == "" {
+			lines[p.Severity] = append(lines[p.Severity], fmt.Sprintf("%s: %s", p.Severity, p))
 		}
 	}
+	wrong := len(lines[slurmconf.SeverityError])
 	for _, f := range host {
-		if f.severity == slurmconf.SeverityError {
-			sick++
+		lines[f.severity] = append(lines[f.severity], f.String())
+	}
+	sick := len(lines[slurmconf.SeverityError]) - wrong
+	var b strings.Builder
+	headline(&b, s, conf, lines, wrong, width)
+	for _, class := range []slurmconf.Class{slurmconf.ClassController, slurmconf.ClassUnsupported, slurmconf.ClassUnused} {
+		listClass(&b, class, conf, width)
+	}
+	for _, severity := range []slurmconf.Severity{severityOK, slurmconf.SeverityWarning, slurmconf.SeverityError} {
+		for _, line := range lines[severity] {
+			b.WriteString(printable.Wrap(printable.Line(line, 0), "", "  ", width) + "\n")
 		}
 	}
 	if _, err := io.WriteString(out, b.String()); err != nil {
@@ -79,8 +74,38 @@ func report(s *Site, out io.Writer, host []finding) error {
 	return nil
 }
 
+// headline says in three lines what was found, the first of what is to be mended, and what to do.
+// wrong counts the mistakes in the files.
+func headline(b *strings.Builder, s *Site, conf []slurmconf.Problem, lines map[slurmconf.Severity][]string, wrong, width int) {
+	ignored := make(map[[2]string]bool)
+	for _, p := range conf {
+		if p.Class != "" {
+			ignored[[2]string{p.File, p.Key}] = true
+		}
+	}
+	errors, warnings := lines[slurmconf.SeverityError], lines[slurmconf.SeverityWarning]
+	file := ", without a slurm.conf"
+	if s.conf.File != "" {
+		file = " in " + printable.Line(s.conf.File, 0)
+	}
+	b.WriteString(printable.Wrap(fmt.Sprintf("%s, %s, %s without effect%s", mistakes(len(errors)), plural(len(warnings), "warning"), plural(len(ignored), "key"), file), "", "  ", width) + "\n")
+	if first := slices.Concat(errors, warnings); len(first) > 0 { // its file without the directory, which is above
+		b.WriteString("  " + printable.Fit(printable.Line(strings.Replace(first[0], ": "+filepath.Dir(s.conf.File)+"/", ": ", 1), 0), width-2) + "\n")
+	}
+	do := "noded starts"
+	switch {
+	case wrong > 0:
+		do = `noded does not start: mend what begins with "error:", at the end`
+	case len(errors) > 0:
+		do = `steps may fail: mend what begins with "error:", at the end`
+	case len(warnings) > 0:
+		do = `noded starts: look at what begins with "warning:", at the end`
+	}
+	b.WriteString(printable.Wrap(do, "  ", "  ", width) + "\n\n")
+}
+
 // listClass lists the ignored keys of a class, file by file, with their lines.
-func listClass(b *strings.Builder, class slurmconf.Class, found []slurmconf.Problem) {
+func listClass(b *strings.Builder, class slurmconf.Class, found []slurmconf.Problem, width int) {
 	var files, keys []string // in the order in which they stand
 	lines := make(map[[2]string][]string)
 	n := 0
@@ -115,7 +140,7 @@ func listClass(b *strings.Builder, class slurmconf.Class, found []slurmconf.Prob
 				words = append(words, fmt.Sprintf("%s:%s%s", key, strings.Join(at, ","), more))
 			}
 		}
-		fmt.Fprintf(b, "  %s\n%s\n", printable.Line(file, 0), printable.Wrap(printable.Line(strings.Join(words, "  "), 0), "    ", "    ", screen))
+		fmt.Fprintf(b, "  %s\n%s\n", printable.Line(file, 0), printable.Wrap(printable.Line(strings.Join(words, "  "), 0), "    ", "    ", width))
 	}
 }
 

@@ -313,7 +313,7 @@ func TestEveryStackLineWrong(t *testing.T) {
 					t.Fatal(err)
 				}
 				var b bytes.Buffer
-				err = report(s, &b, nil)
+				err = report(s, &b, nil, 10000)
 				if err == nil || !strings.Contains(err.Error(), "1 mistake in the configuration") {
 					t.Errorf("noded --check: %v", err)
 				}

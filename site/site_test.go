@@ -148,7 +148,7 @@ func TestCheck(t *testing.T) {
 			write(t, filepath.Join(dir, "gres.conf"), "Name=gpu File=/dev/null,/dev/not-there1\n")
 			write(t, filepath.Join(dir, "cgroup.conf"), "ConstrainCores=yes\n")
 			var out bytes.Buffer
-			err := Check(&out, Options{File: file})
+			err := Check(&out, Options{File: file}, 10000)
 			if (err != nil) != tc.fails {
 				t.Errorf("got %v", err)
 			}
@@ -254,14 +254,14 @@ func TestCheckOrder(t *testing.T) {
 	file := write(t, filepath.Join(t.TempDir(), "slurm.conf"),
 		"KillWait=soon\nHealthCheckProgram=/x\nNodeName=n\nSlurmdPidFile=/run/x\nMpiDefault=pmix\nSchedulerType=sched/backfill\n")
 	var out bytes.Buffer
-	err := Check(&out, Options{File: file})
+	err := Check(&out, Options{File: file}, 10000)
 	if _, mistaken := errors.AsType[*MistakenError](err); !mistaken || err.Error() != "1 mistake in the configuration" {
 		t.Errorf("got %v", err)
 	}
 	at := -1
 	for _, says := range []string{
 		"the controller's, 1 key:\n", " SchedulerType:6\n", "not supported here, 1 key:\n", " HealthCheckProgram:2\n", "read, not used yet, 1 key:\n", " SlurmdPidFile:4\n",
-		"warning: ", "error: ",
+		"\nwarning: ", "\nerror: ",
 	} {
 		i := strings.Index(out.String(), says)
 		if i <= at {

@@ -367,7 +367,7 @@ func slice(v string) (string, *flaw) {
 // percent reads a number with or without decimals: "98.5".
 func percent(field *float64, high float64) setter {
 	return parsed(field, func(v string) (float64, *flaw) {
-		remedy := fmt.Sprintf("write a percentage from 0 to %g, such as 98.5", high)
+		remedy := fmt.Sprintf("write a percentage from 0 to %.0f, such as 98.5", high)
 		x, err := strconv.ParseFloat(v, 64)
 		switch {
 		case err != nil || strings.Trim(v, "0123456789.") != "": // no sign, exponent, NaN or %

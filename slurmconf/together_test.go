@@ -18,7 +18,7 @@ func TestWrongValues(t *testing.T) {
 		acct  = `; write some of NoShared, UsePss, OverMemoryKill, DisableGPUAcct, no_file_cache`
 		gres  = `; write NAME[:TYPE][:no_consume]:COUNT, such as gpu:a100:2,scratch:100G`
 		size  = `; write a number from 0 to 8796093022207`
-		times = `; write a percentage from 0 to 1e+06, such as 98.5`
+		times = `; write a percentage from 0 to 1000000, such as 98.5`
 	)
 	for _, c := range []struct{ file, text, key, value, want string }{
 		{"cgroup.conf", "", "CgroupPlugin", "cgroup/v3", "not available; write one of autodetect, cgroup/v1, cgroup/v2, disabled"},

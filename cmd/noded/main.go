@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/internal/build"
+	"stepd/internal/linux"
 	"stepd/internal/manual"
 	"stepd/internal/pid1"
 	"stepd/node"
@@ -76,9 +77,9 @@ func command() *cobra.Command {
 				_, err := io.WriteString(c.OutOrStdout(), page(c).Roff())
 				return err
 			case o.checkConf:
-				return site.Check(c.OutOrStdout(), o.Options)
+				return site.Check(c.OutOrStdout(), o.Options, linux.Columns(os.Stdout))
 			case o.check:
-				return site.Diagnose(c.OutOrStdout(), o.Options)
+				return site.Diagnose(c.OutOrStdout(), o.Options, linux.Columns(os.Stdout))
 			case os.Getpid() == 1:
 				log, err := site.NewLog(o.Options)
 				if err != nil {

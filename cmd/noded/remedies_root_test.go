@@ -47,7 +47,8 @@ func (s *sick) check() (lines []string, code int) {
 	if err := cmd.Run(); cmd.ProcessState == nil {
 		s.t.Fatal(err)
 	}
-	for line := range strings.Lines(out.String()) {
+	_, found, _ := strings.Cut(out.String(), "\n\n") // behind the headline
+	for line := range strings.Lines(strings.ReplaceAll(found, "\n  ", " ")) {
 		about, _, _ := strings.Cut(strings.TrimPrefix(line, "warning: "), ":")
 		if strings.HasPrefix(line, "ok: ") || about == "limits" || about == "systemd" || about == "cgroups" {
 			continue
