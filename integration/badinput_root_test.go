@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -38,12 +39,13 @@ func TestRootBadInput(t *testing.T) {
 			t.Errorf("%s: %d, %q", verb, r.code, r.out)
 		}
 	}
-	contains(t, "timeline", n.ctl(t, "timeline", "1").out, "step 1.0  FAILED", "task 0: Exited with exit code 3 (stepctl explain 1.0)")
+	contains(t, "timeline", n.ctl(t, "timeline", "1").out, "step 1.0  FAILED", "\n  task 0: Exited with exit code 3\n  stepctl explain 1.0; launch ")
 	picture := n.ctl(t, "timeline", "--svg", "-", "1").out
 	contains(t, "the picture", picture, "<title>step 1.0  FAILED  ", "task 0: Exited with exit code 3")
 	if strings.ContainsAny(picture, "\x1b\a") {
 		t.Errorf("the picture has control characters: %q", picture)
 	}
+	pathsOf(t, n)
 	for name, reply := range map[string]string{
 		"before the reply":           "",
 		"in the middle of the reply": "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"schema\":1,\"rec",
@@ -64,6 +66,15 @@ func TestRootBadInput(t *testing.T) {
 				c.Close()
 			}
 		}()
+		for _, args := range [][]string{
+			{"cancel", "1.0"}, {"signal", "-s", "USR1", "1.0"}, {"suspend", "1"}, {"resume", "1"}, {"top", "--batch", "-n1"}, {"attach", "1.0"},
+			{"node", "status"}, {"node", "drain", "x"}, {"node", "resume"}, {"show", "1"}, {"ps"}, {"ps", "--all"}, {"stat", "1"}, {"alloc", "true"}, {"batch", "--wrap=true"},
+		} {
+			want := fmt.Sprintf("cannot hear noded at %q: the connection ended ", socket)
+			if r := n.ctlRoot(t, append([]string{"--socket", socket}, args...)...); r.code != 1 || r.out != "" || !strings.HasPrefix(r.err, "stepctl: error: ") || !strings.Contains(r.err, want) || strings.Count(r.err, "\n") != 1 {
+				t.Errorf("%q, noded gone %s: %v", args, name, r)
+			}
+		}
 		for _, verb := range verbs {
 			want := fmt.Sprintf("stepctl: error: cannot hear noded at %q: the connection ended ", socket)
 			if r := n.ctlRoot(t, "--socket", socket, verb, "1.0"); r.code != 1 || r.out != "" && verb != "ps" || !strings.HasPrefix(r.err, want) || strings.Count(r.err, "\n") != 1 {
@@ -72,5 +83,87 @@ func TestRootBadInput(t *testing.T) {
 		}
 		l.Close()
 		<-served
+	}
+}
+
+// pathsOf: paths of a user's in the errors of a launch, with escapes and characters of two columns,
+// move no terminal, in the client's words, in the record and in explain's.
+func pathsOf(t *testing.T, n *node) {
+	const bad = "no\x1b[2J\x1b]0;title\a\u202e日本\nx"
+	for _, args := range [][]string{
+		{"run", "/" + bad}, {"run", "./" + bad}, {"run", bad}, {"run", "-o", "/" + bad + "/x", "true"}, {"run", "-i", bad, "true"}, {"run", "-D", "/" + bad, "true"},
+		{"run", "--task-prolog=/" + bad, "true"}, {"run", "--multi-prog", bad}, {"batch", "-W", bad}, {"batch", "-W", "-o", "/" + bad + "/x", "--wrap=true"},
+	} {
+		before := len(n.ps(t, "--all"))
+		r := n.ctl(t, args...)
+		if r.code == 0 && args[1] != "-D" && !strings.HasPrefix(args[1], "--task-prolog") || strings.ContainsAny(r.err, "\x1b\a\u202e") || r.code != 0 && !strings.Contains(r.err, "日本") {
+			t.Errorf("%q: %v", args, r)
+		}
+		if len(n.ps(t, "--all")) == before {
+			continue // it was refused before it had a number
+		}
+		id := n.lastEnded(t).id()
+		for _, verb := range []string{"explain", "show", "timeline", "ps"} {
+			if r := n.ctl(t, verb, id); r.code != 0 || strings.ContainsAny(r.out, "\x1b\a\u202e") {
+				t.Errorf("%q, %s: %q", args, verb, r.out)
+			}
+		}
+		if r := n.on(t, 40, 24, "explain", id); r != nil {
+			r.ends(t, 0)
+		}
+	}
+}
+
+// TestRootExplainWaits: of what waits, explain says for what, and when that comes free: for the CPUs of a
+// job that another step has, and for a prolog, with a number and without a step.
+func TestRootExplainWaits(t *testing.T) {
+	n := startNode(t, site{Slurm: "KillWait=1\n"})
+	alloc := n.start(t, call{args: []string{"alloc", "-n2", "sh", "-c", "until [ -e over ]; do sleep 0.01; done"}})
+	eventually(t, callTimeout, "the allocation", func() error {
+		if r := n.ctl(t, "explain", "1"); r.out != "job 1  has no step yet\n  stepctl run --jobid 1 COMMAND starts one\n" {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	has := n.start(t, call{args: []string{"run", "--jobid=1", "-n2", "-t1", "sh", "-c", "until [ -e go ]; do sleep 0.01; done"}})
+	n.running(t)
+	waits := n.start(t, call{args: []string{"run", "--jobid=1", "-n2", "-J", "second", "true"}})
+	want := regexp.MustCompile(`(?m)^  waits: for 2 CPUs of job 1\b.*free at \d\d:\d\d.*\n    stepctl ps 1 shows who has them; second, 2 tasks, waits for \d+s$`)
+	eventually(t, callTimeout, "what waits", func() error {
+		if r := n.ctl(t, "explain", "1"); !want.MatchString(r.out) {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	n.userFile(t, "go", "", 0o644)
+	for _, p := range []*process{has, waits, alloc} {
+		if p == alloc {
+			n.userFile(t, "over", "", 0o644)
+		}
+		if r := p.wait(t); r.code != 0 {
+			t.Error(r)
+		}
+	}
+	n.script(t, "slow.sh", n.path("marks"), "until [ -e "+n.path("end")+" ]; do sleep 0.01; done")
+	n.restartWith(t, "Prolog=slow.sh\nPrologFlags=Alloc\n")
+	run := n.start(t, call{args: []string{"run", "true"}})
+	alloc = n.start(t, call{args: []string{"alloc", "true"}})
+	for what, want := range map[string]string{
+		"prolog of a run":    `^step (2|3)\.0  STARTING: the step is being launched: it is at stage prolog for .*\n  stage: for .* the launch is at its stage prolog: the job's prolog runs\n    PrologEpilogTimeout in slurm\.conf bounds it; stepctl cancel (2|3)\.0 ends it\n$`,
+		"prolog of an alloc": `^job (2|3)  has no step yet\n  prolog: the job waits for its prolog, which runs for \d+s\n    PrologEpilogTimeout in slurm\.conf bounds it; stepctl cancel (2|3) ends it\n$`,
+	} {
+		eventually(t, callTimeout, what, func() error {
+			two, three := n.ctl(t, "explain", "2"), n.ctl(t, "explain", "3")
+			if re := regexp.MustCompile(want); !re.MatchString(two.out) && !re.MatchString(three.out) {
+				return fmt.Errorf("%v, %v", two, three)
+			}
+			return nil
+		})
+	}
+	n.write(t, "end", "")
+	for _, p := range []*process{run, alloc} {
+		if r := p.wait(t); r.code != 0 {
+			t.Error(r)
+		}
 	}
 }

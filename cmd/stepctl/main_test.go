@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -127,6 +128,26 @@ func TestUnknownOptions(t *testing.T) {
 	} {
 		if err := parsed(t, line); err == nil || err.Error() != want {
 			t.Errorf("%q: got %v, want %q", line, err, want)
+		}
+	}
+}
+
+// TestSlurmVerbs: each command of Slurm's that has a verb here names it, and that verb exists.
+func TestSlurmVerbs(t *testing.T) {
+	for word, verbs := range map[string]string{
+		"sacct": "ps --all", "salloc": "alloc", "sattach": "attach", "sbatch": "batch", "scancel": "cancel", "scontrol": "show, suspend, resume and node",
+		"sinfo": "node status", "squeue": "ps", "srun": "run", "sstat": "stat",
+	} {
+		want := fmt.Sprintf("unknown command %q: what %s does for Slurm does stepctl %s", word, word, verbs)
+		if err := parsed(t, word); err == nil || err.Error() != want {
+			t.Errorf("%s: got %v, want %q", word, err, want)
+		}
+		for _, verb := range strings.Split(strings.ReplaceAll(verbs, " and ", ", "), ", ") {
+			words := strings.Fields(verb)
+			c, args, err := newRoot(&client.Dialer{}).Find(words)
+			if err != nil || c.Name() != words[len(words)-len(args)-1] || c.ParseFlags(args) != nil {
+				t.Errorf("%s: there is no stepctl %s: %v", word, verb, err)
+			}
 		}
 	}
 }
