@@ -256,8 +256,8 @@ func (n *node) normal(name, line string) string {
 	switch {
 	case strings.HasSuffix(name, "help"):
 		return strings.ReplaceAll(line, n.socket(), "SOCKET")
-	case name == "timeline" && strings.HasPrefix(line, "  launch "):
-		return "  launch TIME" // and the stage that has taken the most of it
+	case name == "timeline" && strings.HasPrefix(line, "  stepctl explain "):
+		return "  stepctl explain 0.0; launch TIME" // and the stage that has taken the most of it
 	case name == "timeline":
 		line = figures.ReplaceAllStringFunc(line, func(s string) string { return strings.Repeat(" ", len(s)-1) + "T" })
 		line, _, _ = strings.Cut(line, " 0  ") // the scale
