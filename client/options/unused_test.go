@@ -42,17 +42,18 @@ func TestSlurmCommands(t *testing.T) {
 	}
 	for word, now := range leftVerbs {
 		err := UnknownVerb(&cobra.Command{Use: "stepctl"}, fmt.Errorf("unknown command %q for %q", word, "stepctl"))
-		if want := "stepctl " + word + " is not supported any more: " + now; err.Error() != want {
+		if want := "stepctl " + word + " is not supported: " + now; err.Error() != want {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
 }
 
-// TestTellUnused: run, batch and alloc take every option that is for a queue, with and without a
-// value, long and short, and name all of them in one line, each once; --quiet says nothing.
+// TestTellUnused: run, batch and alloc take every option without effect, with and without a value,
+// long and short, and name all of them in one line for each reason, each once; --quiet says nothing,
+// and neither does a command without such options.
 func TestTellUnused(t *testing.T) {
 	for _, verb := range []string{"run", "batch", "alloc"} {
-		for _, quiet := range []bool{false, true} {
+		for _, how := range []string{"all", "quiet", "none"} {
 			o, c := new(Run), &cobra.Command{Use: verb}
 			switch verb {
 			case "run":
@@ -64,9 +65,13 @@ func TestTellUnused(t *testing.T) {
 				b.Bind(c)
 				o = &b.Run
 			}
-			var args, names []string
+			var args, queue, here []string
 			for _, u := range unusedOptions {
-				names = append(names, u.name)
+				if u.here {
+					here = append(here, "--"+u.name)
+				} else {
+					queue = append(queue, "--"+u.name)
+				}
 				switch {
 				case u.bare:
 					args = append(args, "--"+u.name, "--"+u.name+"=x")
@@ -77,9 +82,13 @@ func TestTellUnused(t *testing.T) {
 					args = append(args, "-"+u.short, "x")
 				}
 			}
-			want := "stepctl: without effect, since there is no queue and one node: --" + strings.Join(names, ", --") + "\n"
-			if quiet {
+			want := "stepctl: without effect, since there is no queue and one node: " + strings.Join(queue, ", ") + "\n" +
+				"stepctl: without effect, since noded does not do it: " + strings.Join(here, ", ") + "\n"
+			switch how {
+			case "quiet":
 				args, want = append(args, "-Q"), ""
+			case "none":
+				args, want = nil, ""
 			}
 			if err := c.ParseFlags(args); err != nil {
 				t.Fatalf("%s: %v", verb, err)
@@ -88,11 +97,8 @@ func TestTellUnused(t *testing.T) {
 				t.Errorf("%s: %q are left", verb, c.Flags().Args())
 			}
 			if got := said(t, o.TellUnused); got != want {
-				t.Errorf("%s: got %q, want %q", verb, got, want)
+				t.Errorf("%s, %s: got %q, want %q", verb, how, got, want)
 			}
 		}
-	}
-	if got := said(t, new(Run).TellUnused); got != "" {
-		t.Errorf("without such an option: %q", got)
 	}
 }
