@@ -191,6 +191,39 @@ func TestRootBatchLines(t *testing.T) {
 	}
 }
 
+// TestRootSlurmOptions: options of srun, sbatch and salloc that few use have their effect, or are named
+// as having none.
+func TestRootSlurmOptions(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=8 Gres=gpu:4", Slurm: "GresTypes=gpu\n", Gres: "Name=gpu File=/dev/zero\nName=gpu File=/dev/full\nName=gpu File=/dev/random\nName=gpu File=/dev/urandom\n"})
+	n.userFile(t, "gpus.sh", "#!/bin/sh\n#SBATCH --gpus=2 --ntasks-per-gpu=2 --cpus-per-gpu=4\n#SBATCH -q high --cpu-freq=low -o out\n"+
+		"echo $SLURM_NTASKS $SLURM_JOB_CPUS_PER_NODE $SLURM_GPUS_ON_NODE $A\n", 0o755)
+	n.userFile(t, "vars", "A=of the file\x00", 0o644)
+	stepctl := n.bin
+	for _, c := range []struct {
+		script, out string
+		code        int
+	}{
+		{stepctl + " run -n2 --gpus-per-task=2 sh -c 'echo $SLURM_GPUS_ON_NODE'",
+			"stepctl: --gpus-per-task binds no task to a GPU: each task sees all GPUs of its step\n4\n4\n", 0},
+		{stepctl + " run -n2 --tres-per-task=gres/gpu=1 --gpu-bind=none sh -c 'echo $SLURM_GPUS_ON_NODE'", "2\n2\n", 0},
+		{stepctl + " run -Q -n5 --gpus-per-task=1 true", "stepctl: error: the step does not fit: it needs gpu:5, and there are 4 gpu in all\n", 1},
+		{stepctl + " batch --parsable -W --export-file=vars gpus.sh >number; cat out",
+			"stepctl: without effect, since there is no queue and one node: --qos\nstepctl: without effect, since noded does not do it: --cpu-freq\n" +
+				"stepctl: --ntasks-per-gpu binds no task to a GPU: each task sees all GPUs of its step\n4 8 2 of the file\n", 0},
+		{stepctl + ` alloc -Q --kill-command=USR1 sh -c 'trap "echo usr1; exit 3" USR1; ` + stepctl + ` cancel $SLURM_JOB_ID; while :; do sleep .1; done'`, "usr1\n", 3},
+		{`>wait; ` + stepctl + ` run -X sh -c 'trap "echo int; exit 4" INT; rm wait; while :; do sleep .1; done' & while test -e wait; do sleep .1; done; kill -INT $!; wait $!`,
+			"int\nstepctl: error: vm: task 0: Exited with exit code 4\n", 4},
+		{stepctl + " run --container=b true", "stepctl: error: --container is not supported: containers of the OCI are made under Slurm alone (docs/slurm.md); let the command start one\n", 1},
+		{stepctl + " run --gpu-bind=closest true", "stepctl: error: --gpu-bind is not supported: each task sees all devices of its step; none is accepted, and under Slurm all are done (docs/slurm.md)\n", 1},
+	} {
+		r := n.do(t, call{program: "/bin/sh", args: []string{"-c", "exec 2>&1\n" + c.script}})
+		if r.code != c.code || r.out != c.out {
+			t.Errorf("%s: exit code %d, %q; want %d, %q", c.script, r.code, r.out, c.code, c.out)
+		}
+	}
+}
+
 // TestRootArrayTask: a controller's words on a job array reach the job's plugins and
 // scripts, to its steps, and to the names of its files.
 func TestRootArrayTask(t *testing.T) {

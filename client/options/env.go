@@ -113,17 +113,29 @@ func (o *Run) Environment(p *plugins.Host, own []string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var file []string
-	if o.exportFile != "" {
-		if file, err = readVariables(o.exportFile); err != nil {
-			return nil, fmt.Errorf("--export-file=%s: %w", o.exportFile, err)
-		}
+	file, err := o.fromFile()
+	if err != nil {
+		return nil, fmt.Errorf("--export-file=%s: %w", o.exportFile, err)
 	}
-	return slices.Concat(file, env, own, p.OptionEnv()), nil
+	return slices.Concat(env, file, own, p.OptionEnv()), nil
 }
 
-// readVariables reads NAME=VALUE with a NUL each, from a file or, by its number, a descriptor. The
-// environment's own of a name wins over the file's, as with sbatch.
+// fromFile are the variables of --export-file. They win over the environment's, and the values that
+// --export gives over them; with --export=NONE they are left out, all as with sbatch of 22.05.
+func (o *Run) fromFile() ([]string, error) {
+	if o.exportFile == "" || slices.Contains([]string{"NONE", "NIL"}, strings.ToUpper(o.export)) {
+		return nil, nil
+	}
+	env, err := readVariables(o.exportFile)
+	for _, item := range exportItems(o.export) {
+		if name, _, set := strings.Cut(item, "="); set && name != "" {
+			env = append(env, item)
+		}
+	}
+	return env, err
+}
+
+// readVariables reads NAME=VALUE with a NUL each, from a file or, by its number, a descriptor.
 func readVariables(from string) ([]string, error) {
 	path := from
 	if n, err := strconv.ParseUint(from, 10, 31); err == nil {

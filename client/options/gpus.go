@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"stepd/client/terminal"
 	"stepd/srunopt"
 	"stepd/step"
 )
@@ -79,6 +80,9 @@ func (o *Run) setGPUs(r *step.Request) error {
 			all = (r.NTasks + g.tasks - 1) / g.tasks
 			g.add(fmt.Sprintf("gpu:%d", all))
 		}
+	}
+	if option := o.resources.implied(); option != "" && r.NTasks > 1 && !o.Quiet {
+		terminal.Say("--%s binds no task to a GPU: each task sees all GPUs of its step", option)
 	}
 	for _, option := range []string{"cpus-per-gpu", "mem-per-gpu"} {
 		if wasGiven(g.flags, option) && all == 0 {

@@ -184,7 +184,7 @@ func (o *Batch) Bind(c *cobra.Command) {
 	f := c.Flags()
 	f.BoolVarP(&o.Wait, "wait", "W", false, "wait for the job's end and exit with its code")
 	f.Bool("no-requeue", false, "accepted: a job is never run again")
-	f.StringVar(&o.exportFile, "export-file", "", "variables for the job beside this environment: a file, or the number of a descriptor, with NAME=VALUE and a NUL each")
+	f.StringVar(&o.exportFile, "export-file", "", "variables for the job over this environment: a file, or the number of a descriptor, with NAME=VALUE and a NUL each")
 	f.BoolVar(&o.Parsable, "parsable", false, "print the job's number alone")
 }
 

@@ -186,10 +186,18 @@ func TestExportFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &Run{exportFile: file}
-	env, err := o.Environment(&plugins.Host{Env: []string{"A=mine"}}, nil)
-	if want := []string{"A=1 2", "B=x\ny", "A=mine"}; err != nil || !slices.Equal(env, want) {
-		t.Errorf("got %q, %v; want %q", env, err, want)
+	for export, want := range map[string]string{ // as sbatch of 22.05, measured
+		"": "1 2,x\ny", "ALL": "1 2,x\ny", "NONE": ",", "A": "1 2,x\ny", "A=opt": "opt,x\ny",
+	} {
+		o.export = export
+		env, err := o.Environment(&plugins.Host{Env: []string{"A=mine"}}, nil)
+		first, _ := LookupIn(env, "A")
+		second, _ := LookupIn(env, "B")
+		if got := first + "," + second; err != nil || got != want {
+			t.Errorf("--export=%s: got %q, %v; want %q", export, got, err, want)
+		}
 	}
+	o.export = ""
 	for from, want := range map[string]string{
 		"1":                    "--export-file=1: a descriptor above 2 is wanted",
 		"testdata/this.nodes":  `--export-file=testdata/this.nodes: "n1\n" is no NAME=VALUE (each is to end with a NUL)`,

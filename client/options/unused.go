@@ -116,9 +116,6 @@ func (o *Run) TellUnused() {
 	if len(here) > 0 {
 		terminal.Say("without effect, since noded does not do it: %s", strings.Join(here, ", "))
 	}
-	if option := o.resources.implied(); option != "" && o.NTasks > 1 {
-		terminal.Say("--%s binds no task to a GPU: each task sees all GPUs of its step", option)
-	}
 }
 
 // unusedFlag is the value of one of them.
