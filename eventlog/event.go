@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"stepd/internal/quickjson"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -87,7 +88,7 @@ const (
 func (e *Event) AppendTo(b []byte) []byte {
 	if e.MPI != nil || e.Usage != nil || e.Time.Year() > 9999 || e.Time.Year() < 0 {
 		e := *e // so that no other event is moved to the heap for this
-		line, err := json.Marshal(&e)
+		line, err := quickjson.Marshal(&e)
 		if err != nil {
 			return b
 		}

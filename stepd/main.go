@@ -23,6 +23,7 @@ import (
 	"stepd/internal/build"
 	"stepd/internal/linux"
 	"stepd/internal/quickjson"
+	"stepd/internal/stack"
 	"stepd/mpi/spawn"
 	"stepd/step"
 	"stepd/step/launch"
@@ -66,7 +67,10 @@ func Main() {
 		os.Exit(jobScript(log, os.Args[1:]))
 	}
 	done := make(chan error)
-	go func() { done <- run(log) }()
+	go func() {
+		stack.Grow()
+		done <- run(log)
+	}()
 	for {
 		select {
 		case f := <-onMain:

@@ -19,6 +19,7 @@ import (
 	"stepd/client/top"
 	"stepd/internal/build"
 	"stepd/internal/oneproc"
+	"stepd/internal/stack"
 )
 
 func main() {
@@ -26,7 +27,7 @@ func main() {
 		client.ServeReader(os.Stdin, os.Stdout)
 		return
 	}
-	growStack()
+	stack.Grow()
 	err := execute(os.Args[1:])
 	var code terminal.ExitError
 	switch {
@@ -39,15 +40,6 @@ func main() {
 		}
 		os.Exit(1) // never 2, which is ENOENT of a task (design §7)
 	}
-}
-
-// growStack makes the stack as large as a run needs it, while it is empty: the runtime would copy
-// it four times on the way, which is a twentieth of what a run costs.
-//
-//go:noinline
-func growStack() {
-	var room [32 << 10]byte
-	runtime.KeepAlive(&room)
 }
 
 // execute runs the verb. The plugins' options are the command line's too: what
