@@ -24,6 +24,7 @@ var tables = []struct {
 	run  func(*bench) error
 }{
 	{"client", (*bench).clientTable},
+	{"phases", (*bench).phasesTable},
 	{"steps", (*bench).stepsTable},
 	{"memory", (*bench).memoryTable},
 	{"kill", (*bench).killTable},
