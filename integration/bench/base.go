@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"text/tabwriter"
@@ -40,9 +41,11 @@ func (b *bench) install() error {
 	if err != nil {
 		return err
 	}
-	if b.root, err = filepath.Abs(filepath.Dir(b.bin)); err != nil {
-		return err
+	module, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return fmt.Errorf("cannot find the source: %w", err)
 	}
+	b.root = filepath.Dir(string(module))
 	b.baseName = b.base
 	for name, bin := range map[string]*string{"ours": &b.bin, "base": &b.base} {
 		if *bin == "" {

@@ -23,7 +23,7 @@ func (b *bench) eventsTable() error {
 	}
 	w := b.table("event log\ttasks\tN\twith: median\tp90\twithout: median\tp90\tmedian pair's cost\t95 % of it")
 	defer w.Flush()
-	silent, err := withoutEvents(b.bin, filepath.Join(b.dir, "silent"))
+	silent, err := b.withoutEvents(filepath.Join(b.dir, "silent"))
 	if err != nil {
 		fmt.Fprintf(w, "event log\tnot measured: %v\n", err)
 		return nil
@@ -46,20 +46,22 @@ func (b *bench) eventsTable() error {
 	return nil
 }
 
-// withoutEvents copies the programs, but for a stepd that writes no event log.
-func withoutEvents(bin, dir string) (string, error) {
+// withoutEvents copies the programs, but for a stepd that writes no event log. It is a copy too:
+// see install.
+func (b *bench) withoutEvents(dir string) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	for _, name := range []string{"noded", "stepctl", "spankhost"} {
-		if out, err := exec.Command("cp", filepath.Join(bin, name), dir).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("cannot copy %s: %w: %s", name, err, out)
-		}
-	}
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "noevents", "-ldflags", "-s -w", "-o", filepath.Join(dir, "stepd"), "./cmd/stepd")
-	build.Dir, build.Env = filepath.Dir(bin), append(os.Environ(), "CGO_ENABLED=0")
+	stepd := filepath.Join(b.dir, "built", "stepd")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags", "noevents", "-ldflags", "-s -w", "-o", stepd, "./cmd/stepd")
+	build.Dir, build.Env = b.root, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("cannot build stepd without events: %w: %s", err, out)
+	}
+	for _, from := range []string{filepath.Join(b.bin, "noded"), filepath.Join(b.bin, "stepctl"), filepath.Join(b.bin, "spankhost"), stepd} {
+		if out, err := exec.Command("cp", from, dir).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("cannot copy %q: %w: %s", from, err, out)
+		}
 	}
 	return dir, nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -140,15 +139,7 @@ func awaitVictims(n int) error {
 	return fmt.Errorf("there are %d of %d sleeping tasks", countVictims(), n)
 }
 
-func countVictims() (count int) {
-	want := []byte("sleep\x00" + victim + "\x00")
-	for _, pid := range pids() {
-		if b, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline")); err == nil && bytes.Equal(b, want) {
-			count++
-		}
-	}
-	return count
-}
+func countVictims() int { return countOf("sleep\x00" + victim + "\x00") }
 
 func (n *noded) killer(signal string) killer {
 	ctl := func(args ...string) []string {
