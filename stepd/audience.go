@@ -3,7 +3,6 @@ package stepd
 import (
 	"fmt"
 	"os"
-	"runtime/debug"
 	"time"
 	"unsafe"
 
@@ -104,9 +103,6 @@ type audience struct {
 	batch  bool
 }
 
-// trimAfter is how long a step runs before its memory is given back.
-const trimAfter = 300 * time.Millisecond
-
 func newAudience(log *logrus.Logger, spec *step.Spec) (*audience, error) {
 	f := os.NewFile(stepapi.FDEvents, "events")
 	if f == nil {
@@ -141,9 +137,7 @@ func (a *audience) State(rec step.Record) {
 	a.ends.Tell()
 	a.server.TellState(&rec)
 	if rec.State == step.Running {
-		// The launch has left garbage that a long step need not carry; a short
-		// one is over before.
-		time.AfterFunc(trimAfter, debug.FreeOSMemory)
+		time.AfterFunc(report.TrimAfter, report.Trim)
 	}
 	if rec.State == step.Starting {
 		return // on the way of a launch; the log is written out soon where the launch is suspended

@@ -151,22 +151,22 @@ func (n *noded) cancelAll() {
 	}
 }
 
-// stepMemory waits for the one step's tasks and sums the Pss of its stepd and
-// its host, in kB.
+// stepMemory waits for the one step's tasks, and then for a second: of a launch that has just
+// ended some memory is still to be given back. It sums the Pss of the step's stepd and its host, in
+// kB.
 func (n *noded) stepMemory(tasks int) (int, error) {
 	// The tasks' own processes count; the record follows.
 	if err := awaitSleepers(tasks); err != nil {
 		return 0, err
 	}
+	time.Sleep(time.Second)
 	for id := range n.running() {
 		return n.pssOf("stepd", id) + n.pssOf("spankhost", id), nil
 	}
 	return 0, fmt.Errorf("the step of %d tasks has ended", tasks)
 }
 
-// awaitSleepers waits until so many tasks sleep on the machine: the benchmark's own. It
-// does not look at once: of a launch that has just ended some memory is still to be given
-// back.
+// awaitSleepers waits until so many tasks sleep on the machine: the benchmark's own.
 func awaitSleepers(tasks int) error {
 	for range 400 {
 		time.Sleep(50 * time.Millisecond)

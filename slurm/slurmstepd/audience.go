@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,9 +54,6 @@ type audience struct {
 // messagesMax is how many messages wait for an srun that does not answer: a step has few,
 // since ends are told in groups.
 const messagesMax = 1024
-
-// trimAfter is how long a step runs before its memory is given back.
-const trimAfter = 300 * time.Millisecond
 
 func newAudience(d *daemon) (*audience, error) {
 	a := &audience{d: d, streams: noStreams{}, messages: make(chan wire.Message, messagesMax), sent: make(chan struct{}), running: make(chan struct{}), endSent: make(chan struct{}), patience: srunPatience}
@@ -268,12 +264,11 @@ func (a *audience) State(rec step.Record) {
 		}
 	}
 	a.tell(m)
-	// The launch has left garbage that a long step need not carry, and a short one is over
-	// before it has a record.
-	time.AfterFunc(trimAfter, func() {
+	// A short step is over before it has a record.
+	time.AfterFunc(report.TrimAfter, func() {
 		rec := a.d.st.Record()
 		a.noteRunning(&rec)
-		debug.FreeOSMemory()
+		report.Trim()
 	})
 }
 

@@ -448,7 +448,7 @@ func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	<-d.aud.running
 	select {
 	case <-ended:
-	case <-time.After(trimAfter):
+	case <-time.After(report.TrimAfter):
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), sweepPatience)
 	defer cancel()
