@@ -119,8 +119,8 @@ func (b *bench) cpuTable(rows []cpuRow, rounds int, slurmErr error) error {
 	return w.Flush()
 }
 
-// nodeCPU is CPU time in ns: noded's own, and that of the processes which it has waited for and of
-// those which they have (proc_pid_stat(5)). Its unit is 10 ms.
+// nodeCPU is CPU time in ns: noded's own, and its children's, which are the step daemons with
+// all that these have waited for (proc_pid_stat(5)). Its unit is 10 ms.
 type nodeCPU struct{ own, children float64 }
 
 func (n *noded) cpu() (nodeCPU, error) {
