@@ -504,6 +504,9 @@ func (s *Site) selection(has *machine, gres []selection.Gres, log *logrus.Logger
 	}
 	isSpec := func(cpu int) bool { return slices.Contains(cfg.Spec, cpu) }
 	cfg.CPUs = slices.DeleteFunc(slices.Clone(cfg.CPUs), isSpec)
+	for i := range cfg.Gres {
+		cfg.Gres[i].CPUs = slices.DeleteFunc(cfg.Gres[i].CPUs, isSpec)
+	}
 	cfg.Cores = slices.DeleteFunc(slices.Clone(cfg.Cores), func(c selection.Core) bool { return isSpec(c.CPUs[0]) })
 	return cfg, nil
 }

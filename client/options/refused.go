@@ -38,6 +38,7 @@ var Exclusions = []Exclusion{
 	{"gpus-per-task", "tres-per-task", "both say how many GPUs a task has"},
 	{"exact", "whole", "as many CPUs as the tasks need, or all of the job"},
 	{"quiet", "verbose", "less is said, or more"},
+	{"dry-run", "test-only", "it is asked what would be started, or when"},
 	{"standalone", "socket", "a private noded is started, or that one is asked"},
 	{"standalone", "jobid", "a noded that is started now has no jobs"},
 	{"batch", "json", "both say how a look is printed"},

@@ -24,7 +24,7 @@ func (b *bench) selectTable() error {
 		"WillRun": "when 200 cores are free at the latest, and which jobs have to end",
 	}
 	cmd := exec.Command("go", "test", "-run", "^$", "-bench", "^Benchmark(Decide|WillRun)$", "./node/selection")
-	cmd.Dir = b.source()
+	cmd.Dir = b.root
 	out, err := cmd.CombinedOutput()
 	rows := decision.FindAllStringSubmatch(string(out), -1)
 	if err != nil || len(rows) != len(what) {

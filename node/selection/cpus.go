@@ -13,14 +13,18 @@ import (
 // use: the caller's lock guards it.
 type cpuPool struct {
 	cpus []int
-	uses map[int]int // CPU -> jobs that have it
+	uses []int // jobs that have each CPU, by its number
 	// cores are the CPUs' cores in their order; nil where they are not known.
 	cores []Core
 	Policy
 }
 
 func newCPUPool(cpus []int, cores ...Core) *cpuPool {
-	return &cpuPool{cpus: slices.Clone(cpus), uses: make(map[int]int), cores: cores}
+	most := -1
+	if len(cpus) > 0 {
+		most = slices.Max(cpus)
+	}
+	return &cpuPool{cpus: slices.Clone(cpus), uses: make([]int, most+1), cores: cores}
 }
 
 // free counts the CPUs that no job has.
@@ -61,20 +65,21 @@ func (p *cpuPool) pick(want int, near map[int]bool) []int {
 	return got
 }
 
-// hold counts one more user of each CPU, free ones or not: after a restart
-// noded takes back what its steps have. CPUs that the node no longer has are
-// left out of the count by free.
+// hold counts one more user of each CPU, free ones or not: after a restart noded takes back what its
+// jobs have. CPUs that the node no longer has are left out.
 func (p *cpuPool) hold(cpus []int) {
 	for _, c := range cpus {
-		p.uses[c]++
+		if c < len(p.uses) {
+			p.uses[c]++
+		}
 	}
 }
 
-// release undoes take or hold.
+// release undoes hold.
 func (p *cpuPool) release(cpus []int) {
 	for _, c := range cpus {
-		if p.uses[c]--; p.uses[c] <= 0 {
-			delete(p.uses, c)
+		if c < len(p.uses) && p.uses[c] > 0 {
+			p.uses[c]--
 		}
 	}
 }

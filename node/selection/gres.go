@@ -122,7 +122,7 @@ func (p *gresPool) pick(want []step.GresRequest, cpus *cpuPool) ([]step.GresAllo
 			return 0 // all are near
 		}
 		for _, cpu := range it.cpus {
-			if cpus.uses[cpu] == 0 {
+			if cpu < len(cpus.uses) && cpus.uses[cpu] == 0 {
 				return cpu
 			}
 		}

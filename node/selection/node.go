@@ -28,7 +28,7 @@ type choose func(p *cpuPool, req *step.Request, near map[int]bool) ([]int, error
 // clone returns the resources without the jobs, on which a choice can be tried.
 func (n *node) clone() *node {
 	cpus := *n.cpus
-	cpus.uses = maps.Clone(cpus.uses)
+	cpus.uses = slices.Clone(cpus.uses)
 	return &node{cpus: &cpus, mem: n.mem, gres: &gresPool{items: slices.Clone(n.gres.items)}}
 }
 
