@@ -41,7 +41,7 @@ func parseChecks(text string) (checks []check, err error) {
 				return nil, fmt.Errorf("checks.txt:%d: a second check %q", i+1, c.id)
 			}
 			checks = append(checks, c)
-		case line == "\n", strings.HasPrefix(line, "#"):
+		case line == "\n", strings.HasPrefix(line, "# "): // not #! of a script in a script
 		case len(checks) == 0 && line != "":
 			return nil, fmt.Errorf("checks.txt:%d: a command before the first check", i+1)
 		case line != "":
@@ -108,10 +108,10 @@ func readChecks(t testing.TB) []check {
 }
 
 func TestParseChecks(t *testing.T) {
-	checks, err := parseChecks("# head\n== 01 sort later limit=7\nsrun a\n\n# between\n== b site=acct\nsrun b\nsrun c\n")
+	checks, err := parseChecks("# head\n== 01 sort later limit=7\nsrun a\n\n# between\n== b site=acct\nsrun b\n#!/bin/sh\n")
 	want := []check{
 		{id: "01", script: "srun a\n", sorted: true, later: true, limit: 7 * time.Second},
-		{id: "b", script: "srun b\nsrun c\n", site: "acct", limit: 90 * time.Second},
+		{id: "b", script: "srun b\n#!/bin/sh\n", site: "acct", limit: 90 * time.Second},
 	}
 	if err != nil || !slices.Equal(checks, want) {
 		t.Errorf("got %+v, %v", checks, err)

@@ -33,7 +33,7 @@ const (
 )
 
 // TestRootSlurmFaults kills the step daemon, its host of plugins, its keeper, and daemon and keeper
-// together at every phase of srun's and sbatch's steps. POINTS is how many points to try, of both kinds of step at each
+// together at every phase of srun's and sbatch's steps, and the srun of a terminal. POINTS is how many points to try, of both kinds of step at each
 // phase in turns; without it every fourth is tried. ONLY is a part of their names.
 func TestRootSlurmFaults(t *testing.T) {
 	testkit.RequireRoot(t)
@@ -240,11 +240,26 @@ func (s *faultSite) swept(t *testing.T, job int, name string) {
 	if out, err := s.Command(t.Context(), "root", "scancel", "-Q", strconv.Itoa(job)).CombinedOutput(); err != nil {
 		t.Errorf("scancel: %v: %s", err, out)
 	}
-	for _, p := range search(s.space, func(title string, _ []byte) bool {
-		return strings.HasPrefix(title, "srun ") && strings.Contains(title, " "+name+" ")
-	}) {
+	for _, p := range s.clients(name) {
 		kill(t, p, unix.SIGKILL)
 	}
+}
+
+// clients are the processes of a job's srun, by the job's name.
+func (s *faultSite) clients(name string) []process {
+	return search(s.space, func(title string, _ []byte) bool {
+		return strings.HasPrefix(title, "srun ") && strings.Contains(title, " "+name+" ")
+	})
+}
+
+// client is the one of them that has started the others; none is the zero value.
+func (s *faultSite) client(name string) (first process) {
+	for _, p := range s.clients(name) {
+		if first.pid == 0 || p.pid < first.pid {
+			first = p
+		}
+	}
+	return first
 }
 
 // log prints what the daemons have logged of a job.

@@ -139,6 +139,9 @@ func (f *faultRun) strike(t *testing.T) {
 	s := f.site
 	all := processes(s.space, f.job)
 	victim := named(all, f.victim)
+	if f.victim == client {
+		victim = s.client(f.name)
+	}
 	f.killed = time.Now()
 	if f.victim == both {
 		f.hit = killBoth(t, all)
@@ -154,6 +157,10 @@ func (f *faultRun) strike(t *testing.T) {
 	case "spankhost":
 		f.release()
 		eventually(t, endsIn, func() error { return left(s.Cluster, s.space, f.job) })
+	case client: // its second process cancels the job
+		f.release()
+		eventually(t, faultWait, func() error { return left(s.Cluster, s.space, f.job) })
+		return
 	case "stepkeeper":
 		if !f.hit || f.at.phase == phaseEnding {
 			return
@@ -189,7 +196,7 @@ func (f *faultRun) judge(t *testing.T) {
 	t.Helper()
 	own := f.client.ProcessState.ExitCode() == 7
 	switch {
-	case f.victim == both && f.hit: // srun has been killed
+	case (f.victim == both || f.victim == client) && f.hit: // srun has been killed
 	case f.client.ProcessState.ExitCode() <= 0:
 		t.Errorf("exit code %d", f.client.ProcessState.ExitCode())
 	case !own && (f.victim == "stepkeeper" || !f.hit):
@@ -222,6 +229,8 @@ func (f *faultRun) judge(t *testing.T) {
 // states are the states that the job may end in.
 func (f *faultRun) states() []string {
 	switch {
+	case f.victim == client && f.hit:
+		return []string{"FAILED", "CANCELLED", "COMPLETED"}
 	case f.victim == both:
 		return []string{"FAILED", "CANCELLED"}
 	case f.victim == "slurmstepd" && strings.Contains(f.said.String(), "srun: error: _server_read: "):

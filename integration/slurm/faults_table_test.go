@@ -80,6 +80,10 @@ var (
 	srunKind = kind{name: "srun", args: func(name string) []string {
 		return []string{"srun", "-Q", "-J", name, "-n2", "sh", "-c", gatedTask}
 	}}
+	// ptyKind's victim is srun itself, which sends what is typed and the window's sizes.
+	ptyKind = kind{name: "srun --pty", args: func(name string) []string {
+		return []string{"srun", "-Q", "-J", name, "--pty", "sh", "-c", gatedTask}
+	}}
 	batchKind = kind{name: "sbatch", batch: true, args: func(name string) []string {
 		return []string{"sbatch", "-W", "-Q", "-J", name, "-o", "/dev/null", "--wrap", gatedTask}
 	}}
@@ -99,18 +103,22 @@ func (f fault) String() string {
 	return fmt.Sprintf("%s of %s at %s", f.victim, f.kind.name, f.at.name)
 }
 
+// client is the victim where the srun of a terminal is killed.
+const client = "srun"
+
 // faultTable is each victim at each moment at which it lives; the kinds take turns, and each
-// round begins with the other one.
+// round begins with the other one. The srun of a terminal is a victim of its own.
 func faultTable(round int) (all []fault) {
-	spread := func(victim, first, last string) {
+	spread := func(victim, first, last string, kinds ...kind) {
 		for i, m := range between(first, last) {
-			all = append(all, fault{victim, m, []kind{srunKind, batchKind}[(i+round)%2]})
+			all = append(all, fault{victim, m, kinds[(i+round)%len(kinds)]})
 		}
 	}
-	spread("slurmstepd", "state STARTING", "end")
-	spread("spankhost", "end of spankhost", "end of exit")
-	spread("stepkeeper", "state STARTING", "end")
-	spread(both, "state STARTING", "end")
+	spread("slurmstepd", "state STARTING", "end", srunKind, batchKind)
+	spread("spankhost", "end of spankhost", "end of exit", srunKind, batchKind)
+	spread("stepkeeper", "state STARTING", "end", srunKind, batchKind)
+	spread(both, "state STARTING", "end", srunKind, batchKind)
+	spread(client, "state STARTING", "end", ptyKind)
 	return all
 }
 
