@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -153,6 +154,7 @@ func TestRootStepSocketFlood(t *testing.T) {
 	}
 	daemon := daemonOf(t, path)
 	before := descriptors(t, daemon)
+	wrongKey(t, c, path, daemon)
 
 	end := startFlood(t, ctx, c, path)
 	for what, args := range map[string][]string{
@@ -188,6 +190,39 @@ func TestRootStepSocketFlood(t *testing.T) {
 	if n := strings.Count(string(lines), "[1.0]"); n > 100 {
 		t.Errorf("%d lines of the step are in slurmd's log", n)
 	}
+}
+
+// wrongKey has an sattach come whose key is not the one of the step's credential: it gets its own back,
+// does not take it, as Slurm's, and the step goes on without it.
+func wrongKey(t *testing.T, c *cluster.Cluster, path string, daemon int) {
+	t.Helper()
+	before := descriptors(t, daemon)
+	cmd := c.Command(t.Context(), "alice", "timeout", "60", "perl", "-MIO::Socket", "-e", `$| = 1;
+		my $l = IO::Socket::INET->new(LocalAddr => "10.77.0.1", Listen => 5) or die $!;
+		print $l->sockport, "\n"; my $c = $l->accept; sysread $c, my $b, 500; print $b =~ /key\0?$/ ? "its own\n" : "another\n"`)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	said := bufio.NewReader(out)
+	line, err := said.ReadString('\n')
+	must(t, err)
+	port, err := strconv.ParseUint(strings.TrimSpace(line), 10, 16)
+	must(t, err)
+	if b, err := ask(path, attachment(unix.AF_INET, uint16(port), 4), 4); err != nil || binary.NativeEndian.Uint32(b) != 0 {
+		t.Errorf("it answers %v, %v", b, err)
+	}
+	if line, err := said.ReadString('\n'); line != "its own\n" {
+		t.Errorf("the key that it gets is %q: %v", line, err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, faultWait, func() error {
+		if n := descriptors(t, daemon); n > before {
+			return fmt.Errorf("%d descriptors, and %d before it", n, before)
+		}
+		return nil
+	})
 }
 
 // startFlood runs flood as mallory, and returns when all of it is under way. What it returns

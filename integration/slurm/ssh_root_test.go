@@ -1,11 +1,13 @@
 package slurm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,7 +42,11 @@ func (n *sshNode) run(t *testing.T) {
 	defer cancel()
 	site := cluster.Sites["ssh"]
 	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = n.release, cache(), programs(t), ours, []string{"alice"}
-	site.Accounting = n.release == "22.05" // the images of others have no slurmdbd
+	if n.release == cluster.AccountingRelease { // with cgroup v1, by which pam_slurm_adopt knows the newest job
+		site.Accounting = true
+		site.Conf += "ProctrackType=proctrack/cgroup\n"
+		defer os.Remove("/sys/fs/cgroup/freezer/slurm") // it is the machine's
+	}
 	c, err := cluster.Start(ctx, site)
 	if errors.Is(err, cluster.ErrMoved) && n.release != "22.05" {
 		t.Skipf("not run: %v", err)
@@ -81,7 +87,7 @@ func (n *sshNode) ssh(ctx context.Context, command string) *exec.Cmd {
 // batch starts a job that waits, and returns its number.
 func (n *sshNode) batch(t *testing.T) int {
 	t.Helper()
-	id, _ := strconv.Atoi(n.do(t, "alice", "sbatch", "--parsable", "-o", "out", "--wrap", "sleep 1000"))
+	id, _ := strconv.Atoi(n.do(t, "alice", "sbatch", "--parsable", "-o", "out", "--wrap", "readlink /proc/self/ns/mnt; sleep 1000"))
 	eventually(t, time.Minute, func() error {
 		if state := n.do(t, "root", "squeue", "-h", "-j", strconv.Itoa(id), "-o", "%T"); state != "RUNNING" {
 			return fmt.Errorf("job %d is %q", id, state)
@@ -105,16 +111,17 @@ func (n *sshNode) places(command string) (found []string) {
 	return found
 }
 
-// sessions holds ten sessions, one of which has computed, beside one that ends by itself.
+// computes is a session's command: it uses a processor, and prints for how many ticks.
+const computes = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; read -r s </proc/$$/stat; set -- ${s##*) }; echo $((${12} + ${13})); exec sleep 7777"
+
+// sessions holds ten sessions that have computed, beside one that ends by itself.
 func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
 	job := n.batch(t)
 	var held []*exec.Cmd
-	for i := range 10 {
-		command := "sleep 7777"
-		if i == 0 {
-			command = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 7777"
-		}
-		cmd := n.ssh(ctx, command)
+	var said [10]bytes.Buffer
+	for i := range said {
+		cmd := n.ssh(ctx, computes)
+		cmd.Stdout = &said[i]
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -137,6 +144,12 @@ func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
 		}
 		return nil
 	})
+	// A session sees the files of the job.
+	inJob, err := os.ReadFile(n.c.Path("work/alice/out"))
+	must(t, err)
+	if got := n.do(t, "root", n.c.Path("ssh"), "alice", "readlink /proc/self/ns/mnt"); !strings.HasSuffix(got, strings.TrimSpace(string(inJob))) || len(inJob) == 0 {
+		t.Errorf("a session has the mount namespace %q, the job %q", got, inJob)
+	}
 	if got := n.do(t, "root", "sh", "-c", fmt.Sprintf("scontrol listpids %d | grep -c extern", job)); len(got) != 2 {
 		t.Errorf("scontrol lists %s processes of the extern step", got)
 	}
@@ -147,14 +160,22 @@ func (n *sshNode) sessions(ctx context.Context, t *testing.T) {
 		}
 	}
 	n.gone(t)
-	if n.release != "22.05" {
+	var used time.Duration // by their own word
+	for i := range said {
+		ticks, err := strconv.Atoi(strings.TrimSpace(said[i].String()))
+		if err != nil || ticks == 0 {
+			t.Errorf("a session says it has used %q: %v", said[i].String(), err)
+		}
+		used += time.Duration(ticks) * 10 * time.Millisecond
+	}
+	if n.release != cluster.AccountingRelease {
 		return
 	}
 	eventually(t, time.Minute, func() error {
 		out := n.do(t, "root", "sacct", "-nPX", "--noconvert", "-o", "State", "-j", strconv.Itoa(job))
 		cpu := n.do(t, "root", "sacct", "-nP", "-o", "TotalCPU", "-j", fmt.Sprintf("%d.extern", job))
-		if d, err := time.ParseDuration(strings.Replace(cpu, ":", "m", 1) + "s"); err != nil || d < 200*time.Millisecond { // of about a second
-			return fmt.Errorf("the job is %s, and its sessions have used %q", out, cpu)
+		if d, err := time.ParseDuration(strings.Replace(cpu, ":", "m", 1) + "s"); err != nil || d < used-100*time.Millisecond || d > used+5*time.Second { // sshd computes, too
+			return fmt.Errorf("the job is %s, and its sessions have used %q, by their own word %v", out, cpu, used)
 		}
 		return nil
 	})
@@ -171,12 +192,13 @@ func (n *sshNode) gone(t *testing.T) {
 	})
 }
 
-// jobs: of three jobs the session is of any one, where pam_slurm_adopt finds no cgroups of
-// Slurm's by which it knows the newest.
+// jobs: of three jobs the session is of the newest, where pam_slurm_adopt can know it, and else of any
+// one.
 func (n *sshNode) jobs(ctx context.Context, t *testing.T) {
 	var jobs []int
 	for range 3 {
 		jobs = append(jobs, n.batch(t))
+		time.Sleep(1100 * time.Millisecond) // it compares seconds
 	}
 	out, err := n.ssh(ctx, "cat /proc/self/cgroup").Output()
 	var in int
@@ -188,7 +210,7 @@ func (n *sshNode) jobs(ctx context.Context, t *testing.T) {
 		if err == nil {
 			t.Errorf("the session is in %s", out)
 		}
-	case err != nil || in < jobs[0] || in > jobs[2]:
+	case err != nil || !slices.Contains(jobs, in) || n.release == cluster.AccountingRelease && in != jobs[2]:
 		t.Errorf("%v: the session is in %s", err, out)
 	}
 	n.do(t, "root", "scancel", "-u", "alice")

@@ -82,7 +82,7 @@ var site = []rule{
 	{"HashPlugin", other("k12"), "messages are signed with hash/k12"},
 	{"SlurmdUser", other("root", "0"), "the step daemon needs root: no step can run"},
 	{"SwitchType", other("none"), "the switch plugin is not called: steps run without its settings"},
-	{"SlurmctldParameters", has("enable_stepmgr"), "a job with a step manager (--stepmgr) is refused"},
+	{"SlurmctldParameters", has("enable_stepmgr"), "each job has a step manager, and is refused: no job can run"},
 	{"CoreSpecPlugin", other("none"), "the plugin is not called"},
 	{"CpuFreqDef", set, "CPU frequencies are left as they are"},
 	{"CpuFreqGovernors", set, "CPU frequencies are left as they are: --cpu-freq has no effect"},

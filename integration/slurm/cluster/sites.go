@@ -22,8 +22,9 @@ var Sites = map[string]Site{
 		Files:      map[string]string{"load": load},
 	},
 	"ssh": {
-		Conf:  "PrologFlags=Contain\nJobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\nLaunchParameters=enable_nss_slurm\n",
-		Files: map[string]string{"sshd": sshd, "ssh": ssh},
+		Conf: "PrologFlags=Contain\nJobContainerType=job_container/tmpfs\nJobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=task=1\n" +
+			"LaunchParameters=enable_nss_slurm\n",
+		Files: map[string]string{"sshd": sshd, "ssh": ssh, "job_container.conf": "AutoBasePath=true\nBasePath=DIR/jc\n"},
 	},
 	"pam": {Conf: "UsePAM=1\nPrologFlags=Contain\n", Files: map[string]string{"pam": pam, "pam_log": pamLog, "limits.conf": pamLimits}},
 	// Three machines, of which the third has less.
