@@ -174,3 +174,22 @@ func TestConformance(t *testing.T) {
 		t.Errorf("docs/conformance.md has %d rows: the test does not find them", rows)
 	}
 }
+
+// TestIndex: docs/README.md, the documents in the order for a reader, names each of them, and so does
+// README.md.
+func TestIndex(t *testing.T) {
+	documents, err := filepath.Glob("docs/*.md")
+	if err != nil || len(documents) < 20 {
+		t.Fatal(documents, err)
+	}
+	index, readme := readText(t, "docs/README.md"), readText(t, "README.md")
+	for _, doc := range documents {
+		name := filepath.Base(doc)
+		if name != "README.md" && !strings.Contains(index, "]("+name+")") {
+			t.Errorf("docs/README.md does not name %s", name)
+		}
+		if !strings.Contains(readme, "](docs/"+name+")") {
+			t.Errorf("README.md does not name %s", name)
+		}
+	}
+}
