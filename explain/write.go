@@ -40,7 +40,7 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 		}
 		head, text, rest := string(f.Kind)+":", " "+strings.TrimPrefix(f.Text, string(f.Kind)+" "), ""
 		if i == 0 && f.Hint != "" {
-			text, rest = firstLine(text, s.Width-len("  "+head))
+			text, rest = printable.First(printable.Line(text, textMax), s.Width-len("  "+head))
 		}
 		line("  ", head, text)
 		if f.Hint != "" {
@@ -61,20 +61,6 @@ func (x *Explanation) Write(w io.Writer, s Style) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// firstLine is the part of a text that one line of width columns has room for, and the rest of it,
-// "" where that is all: the first three lines of a screen say what happened, why, and what to do now.
-func firstLine(text string, width int) (first, rest string) {
-	text = printable.Line(text, textMax)
-	if width < 20 || printable.Width(text) <= width {
-		return text, ""
-	}
-	first = strings.TrimSuffix(printable.Fit(text, width-1), "…")
-	if i := strings.LastIndexByte(first, ' '); i > 0 {
-		first = first[:i]
-	}
-	return first + " …", "… " + strings.TrimSpace(strings.TrimPrefix(text, first))
 }
 
 // headline is the state and the summary.

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
+	"unicode/utf8"
 )
 
 // TestRootBadInput: the verbs that look back on a step refuse what names none in one line, print a
@@ -108,8 +110,38 @@ func pathsOf(t *testing.T, n *node) {
 				t.Errorf("%q, %s: %q", args, verb, r.out)
 			}
 		}
-		if r := n.on(t, 40, 24, "explain", id); r != nil {
-			r.ends(t, 0)
+		if args[1] != "-o" { // one of the steps is enough for all screens
+			continue
+		}
+		for _, columns := range []int{40, 200} {
+			for _, args := range [][]string{{"explain", id}, {"timeline", id}, {"show", id}, {"ps", id}, {"ps", "--all"}, {"stat", id}, {"node", "status"}} {
+				n.fitsOn(t, columns, args...)
+			}
+		}
+	}
+}
+
+// fitsOn reports lines that are wider than the terminal on which stepctl writes them, but for a word
+// that is, and what moves its cursor.
+func (n *node) fitsOn(t *testing.T, columns int, args ...string) {
+	t.Helper()
+	s := n.on(t, uint16(columns), 24, args...)
+	s.ends(t, 0)
+	s.slave.Close()
+	<-s.done // all is read
+	text := strings.ReplaceAll(regexp.MustCompile("\x1b\\[[0-9;]*m").ReplaceAllString(s.text(), ""), "\r\n", "\n")
+	if strings.ContainsAny(text, "\x1b\a\u202e\r") || !strings.Contains(text, "\n") {
+		t.Errorf("%q on %d columns: %q", args, columns, text)
+	}
+	for line := range strings.Lines(text) {
+		width := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+		for _, r := range line {
+			if unicode.Is(unicode.Han, r) { // of two columns
+				width++
+			}
+		}
+		if width > columns && strings.Contains(strings.TrimSpace(line), " ") {
+			t.Errorf("%q on %d columns: a line of %d: %q", args, columns, width, line)
 		}
 	}
 }

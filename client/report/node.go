@@ -45,7 +45,8 @@ func NodeCommand(d *client.Dialer) *cobra.Command {
 			case asJSON:
 				return client.PrintJSON("node", doc)
 			}
-			return showNode(os.Stdout, doc)
+			columns, _ := terminal.ScreenSize(os.Stdout)
+			return showNode(os.Stdout, doc, columns)
 		},
 	}
 	st.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
@@ -65,18 +66,45 @@ func NodeCommand(d *client.Dialer) *cobra.Command {
 	return c
 }
 
-// showNode prints the node document for people.
-func showNode(w io.Writer, doc []byte) error {
+// showNode prints the node document for people, in lines of at most columns, 0 of any length. Its name and
+// state, the reason and what to do stand in the first three.
+func showNode(w io.Writer, doc []byte, columns int) error {
 	n, err := parseNode(doc)
 	if err != nil {
 		return err
 	}
 	shown := n.Jobs[:min(len(n.Jobs), jobsShown)]
-	return client.Show(w, layouts, "node.tmpl", struct {
+	var text, b strings.Builder
+	err = client.Show(&text, layouts, "node.tmpl", struct {
 		*api.Node
 		Shown []api.NodeJob
 		More  int
 	}{n, shown, len(n.Jobs) - len(shown)})
+	if err != nil {
+		return err
+	}
+	const indent = 13 // of the texts behind their names
+	rest := ""
+	for line := range strings.Lines(text.String()) {
+		line = strings.TrimSuffix(line, "\n")
+		switch {
+		case columns == 0 || printable.Width(line) <= columns:
+			b.WriteString(line + "\n")
+		case strings.HasPrefix(line, "  reason "):
+			line, rest = printable.First(line, columns)
+			b.WriteString(line + "\n")
+			continue // what to do comes next
+		default:
+			at := min(indent, len(line))
+			b.WriteString(printable.Wrap(line[at:], line[:at], strings.Repeat(" ", indent), columns) + "\n")
+		}
+		if rest != "" {
+			b.WriteString(printable.Wrap(rest, strings.Repeat(" ", indent), strings.Repeat(" ", indent), columns) + "\n")
+			rest = ""
+		}
+	}
+	_, err = io.WriteString(w, b.String())
+	return err
 }
 
 func parseNode(doc []byte) (*api.Node, error) {

@@ -21,6 +21,7 @@ import (
 	"stepd/internal/printable"
 	"stepd/srunopt"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // elapsed is how long the step has run, or ran, without what it stood still: "2:03".
@@ -104,11 +105,16 @@ func writeStep(w io.Writer, rec *step.Record, columns int, now time.Time) error 
 	field := fielder(&b, columns)
 	if rec.Suspended != nil && !rec.State.Final() {
 		field("suspended", "since "+rec.Suspended.Format(time.RFC3339)+" "+suspender(rec), 0)
+		field("resume", "stepctl resume "+strconv.FormatUint(uint64(rec.ID.Job), 10), 0)
 	}
-	field("reason", rec.Reason, 400)
+	// What happened, why, and what to do come first, in a line each: the rest of a long reason after them.
+	reason, _ := launch.CauseFirst(rec.Reason, "")
+	reason, rest := printable.First(printable.Line(reason, 400), columns-fieldIndent)
+	field("reason", reason, 0)
 	if rec.State.Final() && rec.State != step.Completed {
 		field("see", "stepctl explain "+rec.ID.Name(), 0)
 	}
+	field("", rest, 0)
 	field("name", rec.Name, 80)
 	field("user", fmt.Sprintf("%s (uid %d)", rec.User, rec.UID), 200)
 	field("node", rec.Node+", CPUs "+rec.CPUs, 200)
@@ -181,6 +187,9 @@ func writeJob(w io.Writer, j *api.NodeJob, columns int, now time.Time) error {
 	return err
 }
 
+// fieldIndent is how many columns the names before a field's text take.
+const fieldIndent = 11
+
 // fielder writes named texts, each cut to room characters and wrapped to columns; 0 is without
 // bounds. A text that is empty is left out.
 func fielder(b *strings.Builder, columns int) func(name, text string, room int) {
@@ -188,7 +197,7 @@ func fielder(b *strings.Builder, columns int) func(name, text string, room int) 
 		if text == "" {
 			return
 		}
-		first := fmt.Sprintf("  %-8s ", name)
+		first := fmt.Sprintf("  %-*s ", fieldIndent-3, name)
 		if columns == 0 {
 			b.WriteString(first + printable.Line(text, room) + "\n")
 			return

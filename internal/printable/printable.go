@@ -106,3 +106,16 @@ func Wrap(text, first, rest string, width int) string {
 	}
 	return done.String() + strings.TrimRight(line, " ")
 }
+
+// First is the part of a text that one line of width columns has room for, and the rest of it, "" where
+// that is all. Both end and begin with "…" then. A width below 20 cuts nothing.
+func First(text string, width int) (first, rest string) {
+	if width < 20 || Width(text) <= width {
+		return text, ""
+	}
+	first = strings.TrimSuffix(Fit(text, width-1), "…")
+	if i := strings.LastIndexByte(first, ' '); i > 0 {
+		first = first[:i]
+	}
+	return first + " …", "… " + strings.TrimSpace(strings.TrimPrefix(text, first))
+}

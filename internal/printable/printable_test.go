@@ -67,3 +67,23 @@ func FuzzLine(f *testing.F) {
 		}
 	})
 }
+
+// TestFirst: a line's part of a text, and the rest: no word of it is twice, and none is lost.
+func TestFirst(t *testing.T) {
+	for _, c := range []struct {
+		text        string
+		width       int
+		first, rest string
+	}{
+		{"all of it fits here", 20, "all of it fits here", ""},
+		{"not all of it fits here", 20, "not all of it …", "… fits here"},
+		{"日本日本 日本日本日本", 20, "日本日本 …", "… 日本日本日本"},
+		{"one-word-that-is-longer-than-that", 20, "one-word-that-is-l …", "… onger-than-that"},
+		{"too narrow a screen for a cut", 19, "too narrow a screen for a cut", ""},
+		{"", 80, "", ""},
+	} {
+		if first, rest := First(c.text, c.width); first != c.first || rest != c.rest {
+			t.Errorf("%q in %d: got %q and %q, want %q and %q", c.text, c.width, first, rest, c.first, c.rest)
+		}
+	}
+}
