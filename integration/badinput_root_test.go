@@ -92,6 +92,7 @@ func TestRootBadInput(t *testing.T) {
 // move no terminal, in the client's words, in the record and in explain's.
 func pathsOf(t *testing.T, n *node) {
 	const bad = "no\x1b[2J\x1b]0;title\a\u202e日本\nx"
+	looked := false
 	for _, args := range [][]string{
 		{"run", "/" + bad}, {"run", "./" + bad}, {"run", bad}, {"run", "-o", "/" + bad + "/x", "true"}, {"run", "-i", bad, "true"}, {"run", "-D", "/" + bad, "true"},
 		{"run", "--task-prolog=/" + bad, "true"}, {"run", "--multi-prog", bad}, {"batch", "-W", bad}, {"batch", "-W", "-o", "/" + bad + "/x", "--wrap=true"},
@@ -113,11 +114,15 @@ func pathsOf(t *testing.T, n *node) {
 		if args[1] != "-o" { // one of the steps is enough for all screens
 			continue
 		}
+		looked = true
 		for _, columns := range []int{40, 200} {
 			for _, args := range [][]string{{"explain", id}, {"timeline", id}, {"show", id}, {"ps", id}, {"ps", "--all"}, {"stat", id}, {"node", "status"}} {
 				n.fitsOn(t, columns, args...)
 			}
 		}
+	}
+	if !looked {
+		t.Error("no step with such a path had screens")
 	}
 }
 
