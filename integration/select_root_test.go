@@ -304,7 +304,9 @@ func TestRootSelectLinear(t *testing.T) {
 	n.conf(t, "64", "SelectTypeParameters=CR_CPU\n")
 	n.hup(t, "noded: ready")
 	refused(t, "beside a job that has all", n.ctl(t, "run", "true"), "of its 64 CPUs 0 are free")
-	n.ctl(t, "cancel", step.id())
+	if r := n.ctl(t, "cancel", step.id()); r.code != 0 {
+		t.Errorf("cancel %s: %v", step.id(), r)
+	}
 	p.wait(t)
 	p, step = startStubborn(t, n)
 	if r := n.ctl(t, "run", "true"); r.code != 0 {
@@ -313,7 +315,9 @@ func TestRootSelectLinear(t *testing.T) {
 	n.conf(t, "64", "SelectType=select/linear\n")
 	n.hup(t, "noded: ready")
 	refused(t, "beside a job of two CPUs", n.ctl(t, "run", "true"), "and of its 64 CPUs 62 are free")
-	n.ctl(t, "cancel", step.id())
+	if r := n.ctl(t, "cancel", step.id()); r.code != 0 {
+		t.Errorf("cancel %s: %v", step.id(), r)
+	}
 	p.wait(t)
 	n.checkClean(t)
 }
