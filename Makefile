@@ -92,7 +92,7 @@ integration: all examples ## black-box tests on the built programs
 # own step daemon on both sides. SLURM_CACHE= is where the roots lie.
 .PHONY: slurm-test slurm-matrix slurm-run
 SLURM_CACHE ?= /var/cache/stepd-slurm
-SLURM       := STRICT=1 SLURM_CACHE=$(SLURM_CACHE) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -timeout $(TIMEOUT)
+SLURM       := STRICT=1 SLURM_CACHE=$(SLURM_CACHE) STEPD_BIN=$(CURDIR)/$(BIN) $(GO) test -json -count=1 -parallel 4 -timeout $(TIMEOUT)
 slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and Slurm's step daemon (RUN=TestX, CHECKS=01,02)
 	CHECKS='$(CHECKS)' $(SLURM) -run '$(or $(RUN),^TestRoot)' ./integration/slurm/... | $(GATE) $(if $(CHECKS),-v)
 

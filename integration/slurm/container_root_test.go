@@ -15,6 +15,7 @@ import (
 // is no bundle is refused, a runtime that is missing, deaf or hangs ends with its step, and
 // nothing of any is left.
 func TestRootContainers(t *testing.T) {
+	t.Parallel()
 	testkit.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()

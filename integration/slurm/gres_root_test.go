@@ -48,6 +48,7 @@ none 0:  of 2,3/:
 // devices alone. Slurm's slurmd does not start with it on a machine of both versions of cgroups;
 // a step daemon of 22.05 reads the files anew.
 func TestRootGresDevices(t *testing.T) {
+	t.Parallel()
 	testkit.RequireRoot(t)
 	site := cluster.Sites["gres"]
 	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = "22.05", cache(), programs(t), ours, []string{"alice"}

@@ -133,7 +133,9 @@ func TestRootSlurmMPI(t *testing.T) {
 				if l.only != "" && l.only != release || !l.place(t, c) {
 					continue
 				}
-				t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c) })
+				if !l.built || matrix() {
+					t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c) })
+				}
 				for _, ranks := range []int{2, 8, manyRanks} {
 					for nodes := 1; nodes <= min(3, ranks); nodes++ {
 						if ranks == manyRanks && nodes < 3 && l.built && !matrix() {

@@ -282,7 +282,11 @@ func TestRootPeersLost(t *testing.T) {
 		time.Sleep(after) // any moment will do
 		if cut {
 			must(t, c.SetLink(t.Context(), node, false))
-			time.Sleep(20 * time.Second) // longer than the others wait for its word
+			for _, n := range c.Nodes() {
+				if n != node {
+					gone(t, c, n) // they wait for its word
+				}
+			}
 			must(t, c.SetLink(t.Context(), node, true))
 		} else {
 			kill(t, daemon, unix.SIGKILL)

@@ -20,6 +20,7 @@ import (
 // TestRootRuntime runs containers of a real runtime, by its command run and by create and start:
 // of several tasks, of root, requeued; and whatever is killed, nothing of them is left.
 func TestRootRuntime(t *testing.T) {
+	t.Parallel()
 	testkit.RequireRoot(t)
 	releases := []string{"22.05"}
 	if matrix() {

@@ -60,6 +60,7 @@ done
 // TestRootSelectRecord: what Slurm's select plugins give is what the table of node/selection has of
 // them. With -record-select it writes that.
 func TestRootSelectRecord(t *testing.T) {
+	t.Parallel()
 	testkit.RequireRoot(t)
 	text, err := os.ReadFile(selectTable)
 	if err != nil {

@@ -315,6 +315,7 @@ func descriptors(t *testing.T, pid int) int {
 // TestRootRefused: what would be wrong is refused with an error that srun prints, the reason
 // is in slurmd's log, and what is configured and not done is logged once.
 func TestRootRefused(t *testing.T) {
+	t.Parallel()
 	testkit.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()

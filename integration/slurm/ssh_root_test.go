@@ -20,6 +20,7 @@ import (
 // TestRootSSH: real sshd with pam_slurm_adopt puts sessions into the extern step of their user's
 // job: they are counted there, and end with it.
 func TestRootSSH(t *testing.T) {
+	t.Parallel()
 	releases := []string{"22.05"}
 	if matrix() {
 		releases = cluster.Releases()

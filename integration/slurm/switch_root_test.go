@@ -101,6 +101,7 @@ func install(t *testing.T, dir string) {
 // steps running. Each of them ends as it would have, whichever daemon it has, and a cancel
 // reaches it.
 func TestRootSwitch(t *testing.T) {
+	t.Parallel()
 	testkit.RequireRoot(t)
 	dir := t.TempDir()
 	install(t, dir)
