@@ -47,6 +47,14 @@ func TestRootBackupController(t *testing.T) {
 		_, err := os.Stat(c.Path("work/alice/up"))
 		return err
 	})
+	running := time.Now()
+	eventually(t, faultWait, func() error { // else the backup would begin the job anew
+		saved, err := os.Stat(c.Path("state/job_state"))
+		if err == nil && saved.ModTime().Before(running) {
+			err = errors.New("slurmctld has not saved that the job runs")
+		}
+		return err
+	})
 	must(t, c.End(t.Context(), "slurmctld", syscall.SIGKILL))
 	must(t, os.WriteFile(c.Path("work/alice/go"), nil, 0o644))
 	eventually(t, takeover, func() error {
