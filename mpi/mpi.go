@@ -104,7 +104,7 @@ func Types() []Type {
 
 // Remove removes what the servers of a step have left below a run directory whose stepd was
 // killed. No process of the step lives any more.
-func Remove(runDir string, id step.ID) error { return pmix.RemoveFolder(runDir, id) }
+func Remove(runDir, key string) error { return pmix.RemoveFolder(runDir, key) }
 
 // Names lists their names.
 func Names() (names []string) {

@@ -1,6 +1,7 @@
 package step
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -60,6 +61,9 @@ func (s *Spec) MPISpec() *Spec {
 	all.FirstNode, all.FirstRank, all.AllTasks, all.AllLayout = 0, 0, 0, nil
 	return &all
 }
+
+// MPIKey names what the step's MPI has in a node's folders, for all components the same.
+func (s *Spec) MPIKey() string { return cmp.Or(s.AllKey, s.ID.Key()) }
 
 // LocalTasks counts this node's tasks.
 func (s *Spec) LocalTasks() int {

@@ -63,10 +63,11 @@ type Spec struct {
 	AllTasks  int    `json:"all_tasks,omitempty"`
 	// AllLayout has the nodes and ranks of all components of such a step whose ranks use MPI, nil
 	// elsewhere. AllNodeID is this node's place in it, which is not the one that tasks see, and
-	// AllID the first component's, by which the ranks of all name the step.
+	// AllID the first component's, by which the ranks of all name the step. AllKey is its MPIKey.
 	AllLayout *Layout `json:"all_layout,omitempty"`
 	AllNodeID uint32  `json:"all_node_id,omitempty"`
 	AllID     ID      `json:"all_id,omitzero"`
+	AllKey    string  `json:"all_key,omitempty"`
 	// Parent is the step whose tasks have spawned this one (MPI_Comm_spawn); nil is
 	// none.
 	Parent *ID `json:"parent,omitempty"`

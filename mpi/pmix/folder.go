@@ -60,7 +60,7 @@ func makeFolder(spec *step.Spec) (*folder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot open the folder of PMIx servers: %w", err)
 	}
-	f := &folder{all: all, name: spec.ID.Key(), path: filepath.Join(base, spec.ID.Key())}
+	f := &folder{all: all, name: spec.MPIKey(), path: filepath.Join(base, spec.MPIKey())}
 	if err := f.make(spec.User, spec.NTasks); err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot make folder %q: %w", f.path, err), f.remove())
 	}
@@ -173,7 +173,7 @@ func (f *folder) remove() error {
 
 // RemoveFolder removes the folder of a step below a run directory, of which neither its stepd nor
 // its processes live any more. That there is none is no error.
-func RemoveFolder(runDir string, id step.ID) error {
+func RemoveFolder(runDir, key string) error {
 	all, err := os.Open(filepath.Join(runDir, DirName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -181,7 +181,7 @@ func RemoveFolder(runDir string, id step.ID) error {
 	if err != nil {
 		return fmt.Errorf("cannot open the folder of PMIx servers: %w", err)
 	}
-	return (&folder{all: all, name: id.Key(), path: filepath.Join(all.Name(), id.Key())}).remove()
+	return (&folder{all: all, name: key, path: filepath.Join(all.Name(), key)}).remove()
 }
 
 // showFolder shows the folder to pmixhost and the tasks: in the job's namespace, and where a plugin

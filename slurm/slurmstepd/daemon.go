@@ -477,8 +477,8 @@ func (d *daemon) cleanSwept(id step.ID) error {
 	if errors.Is(err, fs.ErrNotExist) { // it had not come so far
 		err = nil
 	}
-	ofMPI, box := removeMailbox(place.Dir(spool), id)
-	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), mpi.Remove(place.Dir(spool), ofMPI), box)
+	key, box := removeMailbox(place.Dir(spool), id)
+	err = errors.Join(err, oci.Remove(bundleDir(spool, id)), mpi.Remove(place.Dir(spool), key), box)
 	if id.Step == step.BatchStep {
 		err = errors.Join(err, removeScript(spool, id.Job))
 	}

@@ -37,30 +37,28 @@ type group struct {
 	once   sync.Once
 }
 
-// mailboxName is a step's in the folder of stepd in slurmd's spool. A component of a heterogeneous
-// job has a link of its own name there as well, by which a sweep finds its mailbox.
-func mailboxName(id step.ID) string { return mailboxPrefix + id.Key() }
+// mailboxName is a step's in the folder of stepd in slurmd's spool, by its MPIKey. A component of a
+// heterogeneous job has a link by its ID there as well, by which a sweep finds its mailbox.
+func mailboxName(key string) string { return mailboxPrefix + key }
 
 const mailboxPrefix = "peers."
 
-// removeMailbox removes what a step's daemon has left of its mailbox, and returns the step's ID as
-// its MPI ranks name it.
-func removeMailbox(dir string, id step.ID) (step.ID, error) {
-	path := filepath.Join(dir, mailboxName(id))
-	leads, err := os.Readlink(path)
-	if err == nil {
-		if of, parsed := step.ParseID(strings.TrimPrefix(leads, mailboxPrefix)); parsed == nil {
-			id = of
-		}
+// removeMailbox removes what a step's daemon has left of its mailbox, and returns the step's
+// MPIKey.
+func removeMailbox(dir string, id step.ID) (key string, err error) {
+	key = id.Key()
+	path := filepath.Join(dir, mailboxName(key))
+	if leads, err := os.Readlink(path); err == nil {
+		key = strings.TrimPrefix(filepath.Base(leads), mailboxPrefix)
 	}
-	return id, errors.Join(os.RemoveAll(path), os.RemoveAll(filepath.Join(dir, mailboxName(id))))
+	return key, errors.Join(os.RemoveAll(path), os.RemoveAll(filepath.Join(dir, mailboxName(key))))
 }
 
 // office sends mails to the step daemons of the nodes next to this one in the step's tree.
 type office struct {
 	client rpc.Client
-	id     step.ID // as its MPI ranks name it
-	self   int     // this node's place among the step's
+	key    string // the step's MPIKey
+	self   int    // this node's place among the step's
 	nodes  map[int]slurmconf.Address
 }
 
@@ -74,7 +72,7 @@ func newOffice(d *daemon) (*office, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &office{client: d.peers.ctld, id: all.ID, self: int(all.NodeID)}
+	o := &office{client: d.peers.ctld, key: all.MPIKey(), self: int(all.NodeID)}
 	// A step of nodes with several releases has the oldest one's messages, which srun has.
 	o.client.Release = min(d.stream.Conf.Release, cmp.Or(d.stream.ClientRelease, d.stream.Conf.Release))
 	o.nodes, err = addresses(d, all.Layout, near)
@@ -88,7 +86,7 @@ func (o *office) deliver(ctx context.Context, node int, data []byte) error {
 		return fmt.Errorf("cannot send to node %d of the step: it is no neighbour", node)
 	}
 	to := rpc.Peer{Addr: at.HostPort(), Reader: 0, Signers: []uint32{0}}
-	err := o.client.Send(ctx, to, &wire.ForwardData{Address: filepath.Join(place.Dir(at.Spool), mailboxName(o.id)), Data: data})
+	err := o.client.Send(ctx, to, &wire.ForwardData{Address: filepath.Join(place.Dir(at.Spool), mailboxName(o.key)), Data: data})
 	if refused, ok := errors.AsType[*rpc.ReturnError](err); ok && refused.Code == uint32(unix.ENOENT) {
 		return fmt.Errorf("slurmd of %s has no step daemon of the step", at.Host)
 	}
@@ -108,7 +106,7 @@ func newGroup(d *daemon) (launch.Peers, error) {
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.Group, err = others.New(others.Config{
 		Job: all.ID.Job, Step: all.ID.Step, Names: names, Self: post.self,
-		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(all.ID)),
+		Mailbox: filepath.Join(place.Dir(d.stream.Conf.Spool), mailboxName(all.MPIKey())),
 		Deliver: post.deliver, Ports: d.conf.Stepd.PeerPorts,
 		Host: func(node int) (string, error) { return post.nodes[node].Host, nil },
 		Hide: func(ctx context.Context, data []byte) (string, error) { return signer.Encode(ctx, 0, data) },
@@ -125,8 +123,8 @@ func newGroup(d *daemon) (launch.Peers, error) {
 		g.cancel()
 		return nil, err
 	}
-	if all.ID != d.spec.ID {
-		if err := os.Symlink(mailboxName(all.ID), g.alias()); err != nil {
+	if alias := g.alias(); alias != "" {
+		if err := os.Symlink(mailboxName(all.MPIKey()), alias); err != nil {
 			d.log.Warn(err) // a sweep would leave the mailbox
 		}
 	}
@@ -137,10 +135,10 @@ func newGroup(d *daemon) (launch.Peers, error) {
 
 // alias is the link to the mailbox, "" without one.
 func (g *group) alias() string {
-	if g.d.spec.MPISpec().ID == g.d.spec.ID {
+	if g.d.spec.AllLayout == nil {
 		return ""
 	}
-	return filepath.Join(place.Dir(g.d.stream.Conf.Spool), mailboxName(g.d.spec.ID))
+	return filepath.Join(place.Dir(g.d.stream.Conf.Spool), mailboxName(g.d.spec.ID.Key()))
 }
 
 // close ends the links to the others, and tells them why.

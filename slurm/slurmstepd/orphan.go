@@ -139,7 +139,7 @@ func (o *orphan) clean() {
 			o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 		}
 	}
-	if err := mpi.Remove(place.Dir(o.will.Spool), o.will.MPI); err != nil {
+	if err := mpi.Remove(place.Dir(o.will.Spool), o.will.MPIKey); err != nil {
 		o.log.Errorf("cannot remove what the step daemon has left: %v", err)
 	}
 	for _, path := range o.will.Remove {
@@ -236,7 +236,7 @@ func (o *orphan) reportOrigin() {
 // to it yet would wait.
 func (o *orphan) reportPeers(ctx context.Context) {
 	w := &o.will
-	post := office{client: o.peers.ctld, id: w.MPI, nodes: w.Neighbours}
+	post := office{client: o.peers.ctld, key: w.MPIKey, nodes: w.Neighbours}
 	post.client.Release = w.PeerRelease
 	ctx, cancel := context.WithTimeout(ctx, peersPatience)
 	defer cancel()

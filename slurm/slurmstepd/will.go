@@ -49,8 +49,9 @@ type will struct {
 	Spool     string `json:"spool"`
 	// Remove are files of the step, and then directories if they are empty.
 	Remove []string `json:"remove"`
-	// MPI is the step as its MPI ranks name it.
-	MPI step.ID `json:"mpi"`
+	// MPI is the step as its MPI ranks name it, and MPIKey as files do.
+	MPI    step.ID `json:"mpi"`
+	MPIKey string  `json:"mpi_key"`
 	// Neighbours are the step's nodes next to this one in its tree, where it has the place PeerSelf,
 	// and PeerRelease is their messages'.
 	Neighbours  map[int]slurmconf.Address `json:"neighbours"`
@@ -94,9 +95,9 @@ func (d *daemon) will() (*will, error) {
 		Step: p.id, Name: stepName(d.stream), Node: p.node, NodeID: d.spec.NodeID, Batch: d.stream.Batch != nil,
 		Ranks: d.plan.Ranks, Release: p.ctld.Release, SrunRelease: p.srun.Release, User: p.user, SlurmUser: p.slurmUser,
 		Launcher: p.launcher, Controllers: p.addrs, Parent: p.parent, Munge: p.ctld.Munge.Socket, TimeoutMS: p.ctld.Timeout.Milliseconds(),
-		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID)), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.MPISpec().ID)), d.spawning.inbox.Path},
+		LogFile: conf.LogFile, Spool: conf.Spool, Debug: conf.Debug, Remove: []string{d.socketConfig().Path(), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.ID.Key())), filepath.Join(place.Dir(conf.Spool), mailboxName(d.spec.MPIKey())), d.spawning.inbox.Path},
 		Cgroups: d.cgroups(), Session: session, Started: started, UnkillableS: d.spec.UnkillableS,
-		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File, MPI: d.spec.MPISpec().ID,
+		Origin: spec.OriginOf(d.stream), SlurmConf: d.conf.File, MPI: d.spec.MPISpec().ID, MPIKey: d.spec.MPIKey(),
 	}
 	if d.office != nil {
 		w.Neighbours, w.PeerSelf, w.PeerRelease = d.office.nodes, d.office.self, d.office.client.Release

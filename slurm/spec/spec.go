@@ -354,6 +354,9 @@ func whole(out *step.Spec, h *wire.Het) error {
 	if h.Job != wire.NoVal { // the components are jobs
 		out.AllID.Job = h.Job
 	}
+	// No credential says which job is the first component: with the user's number, which it does
+	// say, no user comes near another one's step.
+	out.AllKey = fmt.Sprintf("%s.%d", out.AllID.Key(), out.User.UID)
 	return nil
 }
 

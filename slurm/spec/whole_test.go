@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -25,6 +26,9 @@ func TestWhole(t *testing.T) {
 	all := s.MPISpec()
 	if all.ID.Job != 6 || all.ID.Step != s.ID.Step || all.NTasks != 5 || all.NodeID != 1 || len(all.Layout.Nodes) != 3 || !slices.Equal(all.LocalRanks(), []int{3, 4}) {
 		t.Errorf("MPI sees %+v, %+v", all, all.Layout)
+	}
+	if want := fmt.Sprintf("6.%d.%d", s.ID.Step, s.User.UID); s.MPIKey() != want || all.MPIKey() != want {
+		t.Errorf("the step's files are %q and %q, want %q: another user's step may be the job that the launch names", s.MPIKey(), all.MPIKey(), want)
 	}
 	if s.ID.Job != 7 || s.NTasks != 2 || s.NodeID != 0 || s.SeenNodeID() != 2 || s.Layout != nil {
 		t.Errorf("the component is %+v", s)
