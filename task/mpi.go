@@ -29,7 +29,7 @@ func (l *startup) prefork(ctx context.Context) (err error) {
 		HostPID:  l.host.PID(),
 		Abort:    l.mpiAbort,
 		Log:      func(text string) { l.d.Audience.Log(launch.LogInfo, text) },
-		Progress: func(rank int, p step.MPIProgress) { l.progress.note(rank-spec.FirstRank, p) },
+		Progress: func(rank int, p step.MPIProgress) { l.progress.note(rank-spec.FirstRank, ofComponent(spec, p)) },
 		Tasks:    func() []launch.MPITask { return mpiTable(spec, l.Record().Tasks) },
 		Signal: func(ranks []int, sig syscall.Signal) error {
 			own := make([]int, len(ranks))
@@ -43,6 +43,23 @@ func (l *startup) prefork(ctx context.Context) (err error) {
 		Job:    l.d.Job,
 	})
 	return err
+}
+
+// ofComponent is MPI's word on a rank with the ranks of its component, as the record has them. Those of
+// others, for which it waits, have none there.
+func ofComponent(spec *step.Spec, p step.MPIProgress) step.MPIProgress {
+	ranks, _ := step.ParseCPUList(p.WaitsFor) // nil with an error
+	if spec.AllLayout == nil || len(ranks) == 0 {
+		return p
+	}
+	for i, r := range ranks {
+		if ranks[i] = r - spec.FirstRank; ranks[i] < 0 || ranks[i] >= spec.NTasks {
+			p.Waiting, p.WaitsFor = fmt.Sprintf("%s for ranks %s of all components", p.Waiting, p.WaitsFor), ""
+			return p
+		}
+	}
+	p.WaitsFor = step.FormatCPUList(ranks)
+	return p
 }
 
 // mpiTable is how the tasks of this node are: what a debugger is to attach to.
