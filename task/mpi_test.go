@@ -45,3 +45,25 @@ func TestMPITable(t *testing.T) {
 		t.Error("a step that has ended was signalled")
 	}
 }
+
+// TestOfComponent: ranks that MPI waits for are counted as the component's record counts them, and
+// other components' ranks are named.
+func TestOfComponent(t *testing.T) {
+	spec := &step.Spec{Request: step.Request{NTasks: 4}, FirstRank: 4, AllLayout: &step.Layout{}}
+	for _, c := range []struct{ waits, waiting, want string }{
+		{"5-7", "fence 1", "1-3"},
+		{"0-3", "fence 1 for ranks 0-3 of all components", ""},
+		{"3-4", "fence 1 for ranks 3-4 of all components", ""},
+		{"8", "fence 1 for ranks 8 of all components", ""},
+		{"", "fence 1", ""},
+	} {
+		got := ofComponent(spec, step.MPIProgress{Waiting: "fence 1", WaitsFor: c.waits})
+		if got.Waiting != c.waiting || got.WaitsFor != c.want {
+			t.Errorf("waits for %q: %+v", c.waits, got)
+		}
+	}
+	alone := &step.Spec{Request: step.Request{NTasks: 4}}
+	if got := ofComponent(alone, step.MPIProgress{Waiting: "fence 1", WaitsFor: "0-3"}); got.WaitsFor != "0-3" {
+		t.Errorf("a step of one component: %+v", got)
+	}
+}
