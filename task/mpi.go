@@ -45,8 +45,8 @@ func (l *startup) prefork(ctx context.Context) (err error) {
 	return err
 }
 
-// ofComponent is MPI's word on a rank with the ranks of its component, as the record has them. Those of
-// others, for which it waits, have none there.
+// ofComponent is MPI's word on a rank with ranks as the component's record has them. Other components'
+// ranks have none there.
 func ofComponent(spec *step.Spec, p step.MPIProgress) step.MPIProgress {
 	ranks, _ := step.ParseCPUList(p.WaitsFor) // nil with an error
 	if spec.AllLayout == nil || len(ranks) == 0 {
