@@ -241,6 +241,8 @@ func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	if j == nil {
 		return api.Errorf(api.FailedPrecondition, "job %d has ended", ref.JobID)
 	}
+	j.standing.Lock()
+	defer j.standing.Unlock()
 	rec, err := n.setSuspended(j, by)
 	if err != nil {
 		return api.NewError(api.Internal, err.Error())
@@ -256,12 +258,12 @@ func (n steps) Suspend(ctx context.Context, ref api.StepRef, by uint32) error {
 	return nil
 }
 
-// allOf asks all steps of a job that was suspended or resumed, as is says. One that is so by itself,
-// or does not run any more, needs no word.
+// allOf asks all steps of a job that was suspended or resumed, as is says. One that goes on by
+// itself, or does not run any more, needs no word.
 func (n steps) allOf(j *job, is string, ask func(*follower) error) error {
 	_, err := n.eachStep(api.StepRef{JobID: j.ID}, func(f *follower) error {
 		err := ask(f)
-		if rec := f.record(); isEnding(f, rec) || (rec.Suspended != nil) == (is == "suspended") {
+		if rec := f.record(); isEnding(f, rec) || rec.Suspended == nil && is == "resumed" {
 			return nil
 		}
 		return err
@@ -279,12 +281,14 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 	if j == nil {
 		return failed(n.eachStep(ref, resume))
 	}
+	j.standing.Lock()
+	defer j.standing.Unlock()
 	was := n.reg.suspended(j)
 	if was != nil && was.By == 0 && by != 0 {
 		return api.Errorf(api.PermissionDenied, "permission denied: job %d was suspended by root", j.ID)
 	}
 	if ref.StepID != nil {
-		if was != nil { // the step needs the CPUs, and the job still takes no further ones
+		if was != nil && n.mayResume(ref, by) { // the step needs the CPUs, and the job still takes no further ones
 			if err := n.takeCPUsBack(j, &state.Suspension{Since: was.Since, By: was.By}); err != nil {
 				return err
 			}
@@ -303,6 +307,16 @@ func (n steps) Unsuspend(ctx context.Context, ref api.StepRef, by uint32) error 
 		return err
 	}
 	return n.allOf(j, "resumed", resume)
+}
+
+// mayResume reports whether by may resume the step of a suspended job, and it has not ended.
+func (n steps) mayResume(ref api.StepRef, by uint32) bool {
+	f := n.reg.follower(step.ID{Job: ref.JobID, Step: *ref.StepID})
+	if f == nil {
+		return false
+	}
+	rec := f.record()
+	return !isEnding(f, rec) && (by == 0 || rec.SuspendedBy == nil || *rec.SuspendedBy != 0)
 }
 
 // isEnding reports whether the step has nothing left that could stand still.
@@ -359,10 +373,8 @@ func failed(_ int, err error) error {
 }
 
 // setSuspended suspends a job for ever, and then for the next request. What root has suspended
-// stays root's.
+// stays root's. The caller holds j.standing, as callers of freeCPUs and takeCPUsBack do.
 func (n steps) setSuspended(j *job, by uint32) (*state.Suspension, error) {
-	j.standing.Lock()
-	defer j.standing.Unlock()
 	rec := &state.Suspension{Since: time.Now(), By: by}
 	if was := n.reg.suspended(j); was != nil {
 		rec.Since, rec.CPUsFree = was.Since, was.CPUsFree
@@ -377,12 +389,13 @@ func (n steps) setSuspended(j *job, by uint32) (*state.Suspension, error) {
 	return rec, nil
 }
 
-// freeCPUs lets other jobs have the CPUs of a job that stands still since rec, unless it, or a step
-// of it, was resumed meanwhile.
+// freeCPUs lets other jobs have the CPUs of a job that stands still since rec. One that ends keeps
+// them, for its epilog.
 func (n steps) freeCPUs(j *job, rec *state.Suspension) error {
-	j.standing.Lock()
-	defer j.standing.Unlock()
-	if n.reg.suspended(j) != rec || rec.CPUsFree {
+	n.reg.mu.Lock()
+	ends := j.ends()
+	n.reg.mu.Unlock()
+	if rec.CPUsFree || ends {
 		return nil
 	}
 	free := *rec
@@ -397,8 +410,6 @@ func (n steps) freeCPUs(j *job, rec *state.Suspension) error {
 // takeCPUsBack gives a job the CPUs that freeCPUs has freed. rec is its suspension from then on, nil
 // where it is resumed.
 func (n steps) takeCPUsBack(j *job, rec *state.Suspension) error {
-	j.standing.Lock()
-	defer j.standing.Unlock()
 	if err := n.reg.takeCPUsBack(j); err != nil {
 		return api.Errorf(api.FailedPrecondition, "cannot resume job %d: %v: resume it when they have ended", j.ID, err)
 	}

@@ -41,7 +41,9 @@ type job struct {
 	// exchange is what the steps' programs have for each other.
 	exchange *exchange.Exchange
 
-	// standing is held while the job's Suspended changes, in the state and here.
+	// standing is held while the job is suspended or resumed, until its steps have answered: a resume
+	// that a suspend overtakes would let tasks run on CPUs that other jobs were given meanwhile.
+	// Suspends and resumes alone wait for it, and each step's answer has a deadline.
 	standing sync.Mutex
 
 	limits  sync.Mutex

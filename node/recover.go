@@ -17,6 +17,7 @@ import (
 	"stepd/internal/child"
 	"stepd/internal/linux"
 	"stepd/node/scripts"
+	"stepd/node/selection"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
@@ -196,6 +197,24 @@ func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32]
 		ending = append(ending, r.readopt(*rec, 0))
 	}
 	return ending
+}
+
+// confirm names the jobs of an earlier noded that go on and that the node has no room for any more:
+// a step of such a job was found running, or its client. The other jobs give back what they have.
+func (r *registry) confirm() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	runs := make(map[uint32]bool)
+	for id, f := range r.steps {
+		runs[id.Job] = runs[id.Job] || f.is(stepFollowed)
+	}
+	var jobs []*selection.Job
+	for _, j := range r.jobs {
+		if runs[j.ID] || j.HasClient() && !j.ends() {
+			jobs = append(jobs, j.has)
+		}
+	}
+	return r.has.Confirm(jobs)
 }
 
 // meetAll waits until the stepds that were found have said how their steps are:

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"stepd/internal/child"
 	"stepd/internal/linux"
 	"stepd/node/scripts"
+	"stepd/node/selection"
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
@@ -254,6 +256,46 @@ func TestRecoverDecisions(t *testing.T) {
 	}
 	if jobs, err := tn.store.Jobs(); err != nil || len(jobs) != 0 {
 		t.Errorf("jobs %+v, %v", jobs, err)
+	}
+}
+
+// TestRestartConfirms: jobs that go on and have more memory than the node drain it, and jobs of
+// which nothing runs any more do not.
+func TestRestartConfirms(t *testing.T) {
+	dir := t.TempDir()
+	with := func(mb uint64) *testNode {
+		return start(t, dir, func(c *Config) { c.Select.Memory = selection.Memory{MB: mb, Consumable: true} })
+	}
+	tn := with(2000)
+	mb := uint64(800)
+	req := request("wait")
+	req.Mem = &mb
+	live := tn.run(1000, req)
+	tn.until(live, step.Running)
+	job := state.Job{UID: 1000, User: "user1000", CPUs: "1", MemoryMB: mb}
+	if _, err := tn.store.NewJobAs(step.ID{}, &job, nil, nil); err != nil { // its steps have ended
+		t.Fatal(err)
+	}
+	alloc := job
+	alloc.Origin, alloc.Holder = step.OriginAlloc, &state.Process{PID: os.Getpid(), BootID: "another"}
+	if _, err := tn.store.NewJobAs(step.ID{}, &alloc, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	rec := step.Record{State: step.Running, NTasks: 1, BootID: "another", StepdPID: os.Getpid(), Tasks: []step.Task{}}
+	if _, err := tn.store.NewJobAs(step.ID{}, &job, nil, &rec); err != nil {
+		t.Fatal(err)
+	}
+	tn.stop()
+	tn = with(1000)
+	if d := tn.doc(); d.Reason != "" {
+		t.Errorf("drained for jobs that have ended: %s", d.Reason)
+	}
+	tn.wait(rec.ID)
+	tn.stop()
+	tn = with(500)
+	t.Cleanup(func() { tn.stop() })
+	if d := tn.doc(); !strings.HasSuffix(d.Reason, fmt.Sprintf("its jobs have 800 MB: job %d has 800 MB", live.Job)) {
+		t.Errorf("the reason of the drain is %q", d.Reason)
 	}
 }
 

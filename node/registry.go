@@ -119,11 +119,12 @@ func (r *registry) moveLocked(j *job, to jobPhase) bool {
 
 // add makes a step known by its number. It returns false where the end of the step's job
 // has begun since the step was admitted. A new step of a job that was suspended since stands
-// still with it: until now no request could name the step.
+// still with it: until now no request could name the step. So does one that was found, where the
+// job's CPUs are free: an earlier noded may have ended before it had suspended the step.
 func (r *registry) add(f *follower) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if job := f.job.Suspended; job != nil && f.is(stepReserved) {
+	if job := f.job.Suspended; job != nil && (job.CPUsFree || f.is(stepReserved)) {
 		f.suspendBy = &job.By
 	}
 	r.steps[f.id] = f
@@ -218,13 +219,6 @@ func (r *registry) followers() []*follower {
 		return cmp.Or(cmp.Compare(a.id.Job, b.id.Job), cmp.Compare(a.id.Step, b.id.Step))
 	})
 	return all
-}
-
-// confirm names the jobs of an earlier noded that the node has no room for any more.
-func (r *registry) confirm() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.has.Confirm()
 }
 
 // usage is the registry's part of the node document.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"syscall"
 	"testing"
 	"time"
 
@@ -131,16 +132,20 @@ func TestResumedWhileLaunched(t *testing.T) {
 	}
 }
 
-// TestAddToSuspended: only a step that is new to its job takes over that the job is suspended: a
-// step that was found again may have been resumed by itself.
+// TestAddToSuspended: a step that is new to its job takes over that the job is suspended. One that
+// was found again may have been resumed by itself, unless the job's CPUs are free.
 func TestAddToSuspended(t *testing.T) {
-	for phase, want := range map[stepPhase]bool{stepReserved: true, stepStarting: false} {
+	for _, c := range []struct {
+		phase stepPhase
+		free  bool
+		want  bool
+	}{{stepReserved, false, true}, {stepReserved, true, true}, {stepStarting, false, false}, {stepStarting, true, true}} {
 		r := testRegistry([]int{0}, selection.Memory{}, nil)
-		j := r.adopt(state.Job{ID: 1, UID: 1000, Suspended: &state.Suspension{By: 7}}, selection.Saved{Share: selection.Share{CPUs: []int{0}}}, 1)
-		f := &follower{id: step.ID{Job: 1}, job: j, phase: phase}
+		j := r.adopt(state.Job{ID: 1, UID: 1000, Suspended: &state.Suspension{By: 7, CPUsFree: c.free}}, selection.Saved{Share: selection.Share{CPUs: []int{0}}}, 1)
+		f := &follower{id: step.ID{Job: 1}, job: j, phase: c.phase}
 		r.add(f)
-		if got := f.suspendBy != nil && *f.suspendBy == 7; got != want {
-			t.Errorf("a step that is %s is suspended with its job: %v, want %v", phase, got, want)
+		if got := f.suspendBy != nil && *f.suspendBy == 7; got != c.want {
+			t.Errorf("%+v: suspended with its job: %v", c, got)
 		}
 	}
 }
@@ -190,4 +195,133 @@ func TestResumeDuringSuspend(t *testing.T) {
 		t.Fatal(err)
 	}
 	tn.wait(id)
+}
+
+// TestSuspendAfterResume: a suspend of a job asks its steps when they have answered the resume that
+// came before: the tasks of a resume that comes late would run on CPUs that are free.
+func TestSuspendAfterResume(t *testing.T) {
+	t.Parallel()
+	tn := fresh(t)
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	whole := &api.RefRequest{StepRef: api.StepRef{JobID: id.Job}}
+	if _, err := tn.svc.ask(as(1000), "suspend", whole); err != nil {
+		t.Fatal(err)
+	}
+	l, err := bindIn(tn.spool.StepsDir(), tn.spool.SocketName(id), unix.SOCK_SEQPACKET)
+	if err != nil { // in the place of stepd's
+		t.Fatal(err)
+	}
+	defer l.Close()
+	// asked returns the connection of a request for the step, -1 where none comes for so long.
+	asked := func(patience time.Duration) int {
+		t.Helper()
+		n, err := linux.Uninterrupted(func() (int, error) {
+			return unix.Poll([]unix.PollFd{{Fd: int32(l.Fd()), Events: unix.POLLIN}}, int(patience.Milliseconds()))
+		})
+		if err != nil || n == 0 {
+			return -1
+		}
+		fd, _, err := unix.Accept4(int(l.Fd()), unix.SOCK_CLOEXEC)
+		if err != nil {
+			t.Error(err)
+		}
+		return fd
+	}
+	answers := make(chan error, 2)
+	request := func(verb string) {
+		_, err := tn.svc.ask(as(1000), verb, whole)
+		answers <- err
+	}
+	go request("unsuspend")
+	resume := asked(testTimeout)
+	go request("suspend")
+	if asked(200*time.Millisecond) >= 0 {
+		t.Error("the step is asked to suspend before it has answered the resume")
+	}
+	unanswered := func(fd int) {
+		t.Helper()
+		unix.Close(fd)
+		if err := <-answers; err == nil {
+			t.Error("a request that stepd has not answered is met")
+		}
+	}
+	unanswered(resume)
+	unanswered(asked(testTimeout))
+	if jobs := tn.doc().Jobs; len(jobs) != 1 || jobs[0].CPUsFree {
+		t.Errorf("the CPUs of a job that does not stand still are free: %+v", jobs)
+	}
+	if err := tn.reg.follower(id).n.killStepd(tn.reg.follower(id).proc); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(id)
+}
+
+// TestRestartSuspends: a noded that ended before it had suspended a new step of a job whose CPUs are
+// free leaves that to the next one.
+func TestRestartSuspends(t *testing.T) {
+	dir := t.TempDir()
+	tn := start(t, dir, nil)
+	id := tn.run(1000, request("wait"))
+	tn.until(id, step.Running)
+	if err := tn.store.SetSuspended(id.Job, &state.Suspension{Since: time.Now(), By: 1000, CPUsFree: true}); err != nil {
+		t.Fatal(err)
+	}
+	tn.stop()
+	tn = start(t, dir, nil)
+	t.Cleanup(func() { tn.stop() })
+	if by := tn.suspended(id); by == nil || *by != 1000 {
+		t.Errorf("the step runs on CPUs that other jobs may have: by %v", by)
+	}
+}
+
+// TestResumeOfNothing: the resume of a step that has ended, or that root has suspended, leaves the
+// CPUs of its job free.
+func TestResumeOfNothing(t *testing.T) {
+	tn := fresh(t)
+	job, err := tn.alloc(newClient(t, 1000), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, roots := tn.stepOf(job, 1000, "exit", "0"), tn.stepOf(job, 1000, "wait")
+	tn.wait(ended)
+	tn.until(roots, step.Running)
+	if _, err := tn.svc.ask(as(0), "suspend", &api.RefRequest{StepRef: ref(roots)}); err != nil {
+		t.Fatal(err)
+	}
+	tn.eventually("the record", func() bool { return tn.reg.follower(roots).record().Suspended != nil })
+	if _, err := tn.svc.ask(as(1000), "suspend", &api.RefRequest{StepRef: api.StepRef{JobID: job}}); err != nil {
+		t.Fatal(err)
+	}
+	resume := func(uid uint32, id step.ID) (free bool, err error) {
+		_, err = tn.svc.ask(as(uid), "unsuspend", &api.RefRequest{StepRef: ref(id)})
+		return tn.doc().Jobs[0].CPUsFree, err
+	}
+	if free, err := resume(1000, ended); !free || err == nil {
+		t.Errorf("a step that has ended: CPUs free: %v, %v", free, err)
+	}
+	if free, err := resume(1000, roots); !free || err == nil {
+		t.Errorf("a step that root has suspended: CPUs free: %v, %v", free, err)
+	}
+	if free, err := resume(0, roots); free || err != nil {
+		t.Errorf("a step: CPUs free: %v, %v", free, err)
+	}
+}
+
+// TestSuspendOfEnding: the CPUs of a job are not free before its epilog.
+func TestSuspendOfEnding(t *testing.T) {
+	s := newScripted(t, "", "", nil)
+	s.askMax = 30 * time.Millisecond // its stepd answers no more
+	rec := s.until(s.run(1000, request("linger")), step.Completed)
+	s.letGo(s.reg.job(rec.ID.Job))
+	if _, err := s.svc.ask(as(1000), "suspend", &api.RefRequest{StepRef: api.StepRef{JobID: rec.ID.Job}}); err != nil {
+		t.Fatal(err)
+	}
+	if jobs := s.doc().Jobs; len(jobs) != 1 || jobs[0].CPUsFree || jobs[0].State != "COMPLETING" {
+		t.Errorf("the jobs are %+v", jobs)
+	}
+	if err := syscall.Kill(rec.StepdPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.idle()
 }

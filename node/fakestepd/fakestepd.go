@@ -320,18 +320,22 @@ func (f *fake) LauncherLost() {}
 func (f *fake) Suspend(by uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	now := time.Now()
-	f.rec.Suspended, f.rec.SuspendedBy = &now, &by
+	if f.rec.Suspended == nil || by == 0 { // what root has suspended stays root's
+		f.rec.Suspended, f.rec.SuspendedBy = new(time.Now()), &by
+	}
 	f.tell()
 	return nil
 }
 
 // Resume undoes it.
-func (f *fake) Resume(uint32) error {
+func (f *fake) Resume(by uint32) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.rec.Suspended == nil {
+	switch {
+	case f.rec.Suspended == nil:
 		return errors.New("not suspended")
+	case *f.rec.SuspendedBy == 0 && by != 0:
+		return errors.New("suspended by root")
 	}
 	f.rec.Suspended, f.rec.SuspendedBy = nil, nil
 	f.tell()

@@ -301,6 +301,7 @@ func (h *history) restore() {
 	before := h.plugin.Info()
 	h.plugin, h.owners = New(h.cfg), make(map[int]*Job)
 	h.restored++
+	var jobs []*Job
 	for _, j := range h.jobs {
 		text, err := json.Marshal(j.Saved)
 		var saved Saved
@@ -309,6 +310,7 @@ func (h *history) restore() {
 		}
 		alone := j.FreeAlone()
 		j.Job = h.plugin.JobInit(j.ID, saved)
+		jobs = append(jobs, j.Job)
 		for _, sh := range j.steps {
 			j.StepInit(sh)
 		}
@@ -322,7 +324,7 @@ func (h *history) restore() {
 	if after := h.plugin.Info(); !reflect.DeepEqual(before, after) {
 		h.t.Fatalf("operation %d: restored are %+v, saved were %+v", h.op, after, before)
 	}
-	if err := h.plugin.Confirm(); err != nil {
+	if err := h.plugin.Confirm(jobs); err != nil {
 		h.t.Fatalf("operation %d: %v", h.op, err)
 	}
 }

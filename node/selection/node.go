@@ -191,13 +191,13 @@ func (n *node) release(j *Job) {
 	n.gres.release(j.Gres)
 }
 
-func (n *node) Confirm() error {
+func (n *node) Confirm(jobs []*Job) error {
 	if !n.mem.Consumable {
 		return nil
 	}
 	sum := uint64(0)
 	var over []string
-	for _, j := range slices.SortedFunc(maps.Keys(n.jobs), func(a, b *Job) int { return cmp.Compare(a.ID, b.ID) }) {
+	for _, j := range slices.SortedFunc(slices.Values(jobs), func(a, b *Job) int { return cmp.Compare(a.ID, b.ID) }) {
 		if sum += j.MB; j.MB > 0 && sum > n.mem.MB {
 			over = append(over, fmt.Sprintf("job %d has %s", j.ID, srunopt.FormatMB(j.MB)))
 		}

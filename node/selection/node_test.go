@@ -6,7 +6,7 @@ import (
 )
 
 // TestConfirm: jobs that run keep their memory when the node has less, and the jobs that have no
-// room are named.
+// room are named. A job that does not run any more counts for nothing.
 func TestConfirm(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -19,14 +19,17 @@ func TestConfirm(t *testing.T) {
 		{"too little for two", Memory{MB: 2000, Consumable: true}, "job 1 has 2500 MB, job 3 has 1000 MB"},
 	} {
 		n := New(Config{CPUs: []int{0, 1, 2, 3}, Memory: c.mem})
-		n.JobInit(3, Saved{Share: Share{CPUs: []int{2}, MB: 1000}})
-		n.JobInit(2, Saved{Share: Share{CPUs: []int{1}}})
-		n.JobInit(1, Saved{Share: Share{CPUs: []int{0}, MB: 2500}})
-		err := n.Confirm()
+		jobs := []*Job{
+			n.JobInit(3, Saved{Share: Share{CPUs: []int{2}, MB: 1000}}),
+			n.JobInit(2, Saved{Share: Share{CPUs: []int{1}}}),
+			n.JobInit(1, Saved{Share: Share{CPUs: []int{0}, MB: 2500}}),
+		}
+		n.JobInit(4, Saved{Share: Share{CPUs: []int{3}, MB: 500}})
+		err := n.Confirm(jobs)
 		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.says)
 		}
-		if used := n.Info().UsedMB; used != 3500 {
+		if used := n.Info().UsedMB; used != 4000 {
 			t.Errorf("%s: the jobs have %d MB", c.name, used)
 		}
 	}

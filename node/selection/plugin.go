@@ -42,9 +42,9 @@ type Plugin interface {
 	// the jobs that have them, and then nothing changes.
 	Resume(j *Job) error
 	// Confirm names the jobs whose memory the node does not have (select_p_reconfigure,
-	// select_p_job_mem_confirm, select_p_update_node_config). It is called when all jobs are known
-	// that run. nil is that all fit.
-	Confirm() error
+	// select_p_job_mem_confirm, select_p_update_node_config). jobs are all that run. nil is that all
+	// fit.
+	Confirm(jobs []*Job) error
 	// Info counts what is used and free (select_p_select_nodeinfo_get).
 	Info() Info
 }
