@@ -118,7 +118,10 @@ func (f *follower) cancel(ctx context.Context, reason string) (note string, err 
 	}
 	f.mu.Lock()
 	if f.phase == stepLaunching || f.phase == stepDropped {
-		f.cancelled = reason // the launch looks at it before it starts stepd
+		if f.cancelled == "" {
+			f.cancelled = reason // the launch looks at it before it starts stepd
+			close(f.abandoned)
+		}
 		f.mu.Unlock()
 		return "", nil
 	}

@@ -47,9 +47,10 @@ type follower struct {
 	rec   step.Record // guarded by mu; only the owner changes it
 	phase stepPhase   // guarded by mu
 	// What was asked for before stepd could be told, guarded by mu: cancelled is why the step was
-	// cancelled, "" if not; suspendBy is the user who has suspended it, or its job, nil if none;
-	// orphaned is that the process that has launched it has ended.
+	// cancelled, "" if not, and abandoned is closed with it; suspendBy is the user who has suspended
+	// it, or its job, nil if none; orphaned is that the process that has launched it has ended.
 	cancelled string
+	abandoned chan struct{}
 	suspendBy *uint32
 	orphaned  bool
 	silent    time.Time // guarded by mu: until when endSilent waits, zero if it does not
@@ -145,7 +146,7 @@ func newFollower(n *Node, j *job, rec step.Record, phase stepPhase) *follower {
 		stored: stored, storedIs: sync.OnceFunc(func() { close(stored) }),
 		moved: moved, movedOff: sync.OnceFunc(func() { close(moved) }),
 		met: met, meet: sync.OnceFunc(func() { close(met) }), parent: rec.Parent,
-		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}), caughtUp: make(chan struct{}),
+		n: n, id: rec.ID, job: j, rec: rec, phase: phase, ended: make(chan struct{}), claimed: make(chan struct{}), caughtUp: make(chan struct{}), abandoned: make(chan struct{}),
 		log: n.log.WithField("step", rec.ID.Name()),
 	}
 }

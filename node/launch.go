@@ -147,7 +147,9 @@ func (l *launching) start(ctx context.Context, prolog bool) error {
 		}
 	}
 	// Not before the prolog, which is the site's, and takes as long as it takes.
-	l.turn()
+	if err := l.turn(); err != nil {
+		return err
+	}
 	ns, err := n.cfg.Containers.Join(f.id.Job)
 	if err != nil {
 		return err
@@ -180,13 +182,18 @@ func (l *launching) start(ctx context.Context, prolog bool) error {
 	return nil
 }
 
-// turn waits until it is the user's turn to launch a step. The turn ends with the launch.
-func (l *launching) turn() {
+// turn waits until it is the user's turn to launch a step, or until the step is cancelled. The turn
+// ends with the launch.
+func (l *launching) turn() error {
 	n, uid := l.n, l.spec.User.UID
+	turn := n.turns.ask(uid, time.Now())
 	select {
-	case <-n.turns.ask(uid, time.Now()):
+	case <-turn:
+	case <-l.f.abandoned:
+		n.turns.leave(uid, turn, time.Now())
+		return l.cancelled()
 	case <-n.stopping: // which must not take as long as the queue
-		return
+		return nil
 	}
 	n.work.Go(func() {
 		defer func() { n.turns.give(uid, time.Now()) }()
@@ -197,6 +204,7 @@ func (l *launching) turn() {
 		case <-most.C:
 		}
 	})
+	return nil
 }
 
 // describe logs what the step is given, for DebugFlags.

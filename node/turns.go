@@ -54,11 +54,19 @@ func (t *turns) ask(uid uint32, now time.Time) <-chan struct{} {
 }
 
 // give ends a turn of the user's.
-func (t *turns) give(uid uint32, now time.Time) {
+func (t *turns) give(uid uint32, now time.Time) { t.leave(uid, nil, now) }
+
+// leave ends the user's wait for a turn that ask has returned, or the turn where it has come.
+func (t *turns) leave(uid uint32, turn <-chan struct{}, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	u := t.users[slices.IndexFunc(t.users, func(u *turnUser) bool { return u.uid == uid })]
+	if i := slices.IndexFunc(u.waiting, func(w chan struct{}) bool { return w == turn }); i >= 0 {
+		u.waiting = slices.Delete(u.waiting, i, i+1)
+		return
+	}
 	t.taken--
-	t.users[slices.IndexFunc(t.users, func(u *turnUser) bool { return u.uid == uid })].has--
+	u.has--
 	t.next(now)
 }
 

@@ -2,8 +2,12 @@ package node
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
+
+	"stepd/api"
+	"stepd/step"
 )
 
 func open(turn <-chan struct{}) bool {
@@ -59,6 +63,48 @@ func TestTurns(t *testing.T) {
 	begun(5)
 	ts.give(bob, now.Add(2*turnMemory))
 	begun(8) // he is alone again
+	waits, last := ts.ask(bob, now), ts.ask(bob, now)
+	ts.leave(bob, waits, now)
+	ts.give(bob, now)
+	if open(waits) || !open(last) {
+		t.Error("a launch that waits no more has a turn")
+	}
+	next := ts.ask(bob, now)
+	ts.leave(bob, last, now)
+	if !open(next) {
+		t.Error("a launch that was given a turn and has left keeps it")
+	}
+}
+
+// TestCancelBeforeTurn: a launch that is cancelled waits for its turn no longer.
+func TestCancelBeforeTurn(t *testing.T) {
+	tn := fresh(t)
+	tn.turns = newTurns(1)
+	<-tn.turns.ask(1001, time.Now()) // and keeps it
+	answer := make(chan error, 1)
+	go func() {
+		_, err := tn.svc.Run(as(1000), runRequest(request("wait")))
+		answer <- err
+	}()
+	waits := func() bool {
+		tn.turns.mu.Lock()
+		defer tn.turns.mu.Unlock()
+		return slices.ContainsFunc(tn.turns.users, func(u *turnUser) bool { return u.uid == 1000 && len(u.waiting) > 0 })
+	}
+	tn.eventually("the launch", waits)
+	id := tn.reg.followers()[0].id
+	for range 2 {
+		if _, err := tn.svc.Cancel(as(1000), &api.CancelRequest{StepRef: ref(id)}); err != nil && api.CodeOf(err) != api.FailedPrecondition {
+			t.Error(err) // else it has ended already
+		}
+	}
+	if err := <-answer; api.CodeOf(err) != api.Aborted {
+		t.Errorf("the launch: %v", err)
+	}
+	if rec := tn.wait(id); rec.State != step.Cancelled || waits() {
+		t.Errorf("the step is %s, and its launch waits: %v", rec.State, waits())
+	}
+	tn.nothingLeft(id)
 }
 
 // TestTurnsRandom: whatever the order, no more turns are out than there are, and no user waits
