@@ -118,25 +118,30 @@ const (
 type WillRunReply struct {
 	Envelope
 	When When `json:"when"`
-	// At is the latest time of a later start, null where it is not known: a job that holds what is
-	// missing has no time limit, or is suspended; or the request is a step of a job.
+	// At is the latest time of a later start, null where it is not known: what holds the missing
+	// resources has no time limit, or is suspended; or other requests come first.
 	At *time.Time `json:"at"`
 	// Why is why not now.
 	Why string `json:"why"`
-	// Holders are the jobs whose ends make room, in the order of these ends.
+	// Holders are the jobs whose ends make room, or the steps where a step of a job is asked for, in
+	// the order of these ends.
 	Holders []Holder `json:"holders"`
+	// Ahead are the requests that wait before it, the next one first.
+	Ahead []NodeWaiting `json:"ahead"`
 	// What the request would get now; empty and null later.
 	CPUs     string  `json:"cpus"`
 	MemoryMB *uint64 `json:"memory_mb"`
 	Gres     string  `json:"gres"`
 }
 
-// Holder is a job that has what a request needs.
+// Holder is a job that has what a request needs, or a step that has it of the job.
 type Holder struct {
 	JobID uint32 `json:"job_id"`
-	User  string `json:"user"`
-	CPUs  string `json:"cpus"`
-	Gres  string `json:"gres"`
+	// ID is the job or step as users name it: "3", "3.0".
+	ID   string `json:"id"`
+	User string `json:"user"`
+	CPUs string `json:"cpus"`
+	Gres string `json:"gres"`
 	// MemoryMB is null where the job was given no share of the memory.
 	MemoryMB *uint64 `json:"memory_mb"`
 	// Until is when it ends at the latest, null where that is not known.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"stepd/api"
@@ -34,20 +35,27 @@ func startWords(w *api.WillRunReply) []string {
 	if w.When == api.WhenNow {
 		return []string{"it would start now, with " + resourceWords(w.CPUs, w.MemoryMB, w.Gres)}
 	}
-	if len(w.Holders) == 0 {
-		return []string{"it would start later: " + w.Why}
+	of := "job"
+	if len(w.Holders) > 0 && w.Holders[0].ID != fmt.Sprint(w.Holders[0].JobID) {
+		of = "step"
 	}
-	when := "when these jobs have ended, at a time that is not known"
-	if w.At != nil {
+	when := "later"
+	switch {
+	case w.At != nil:
 		when = "at " + clockOf(*w.At) + " at the latest"
+	case len(w.Ahead) == 0 && len(w.Holders) > 0:
+		when = "when these " + of + "s have ended, at a time that is not known"
 	}
 	lines := []string{"it would start " + when + ": " + w.Why}
+	for _, r := range w.Ahead {
+		lines = append(lines, fmt.Sprintf("%s of %s waits before it since %s, for %s", cmp.Or(r.Name, "a request"), cmp.Or(r.User, "another user"), clockOf(r.Since), r.For))
+	}
 	for _, h := range w.Holders {
 		until := "without a known end"
 		if h.Until != nil {
 			until = "until " + clockOf(*h.Until)
 		}
-		lines = append(lines, fmt.Sprintf("job %d of %s has %s, %s", h.JobID, cmp.Or(h.User, "another user"), resourceWords(h.CPUs, h.MemoryMB, h.Gres), until))
+		lines = append(lines, fmt.Sprintf("%s %s of %s has %s, %s", of, h.ID, cmp.Or(h.User, "another user"), resourceWords(h.CPUs, h.MemoryMB, h.Gres), until))
 	}
 	return lines
 }
@@ -59,12 +67,15 @@ func clockOf(t time.Time) string {
 
 // resourceWords name CPUs, memory and gres.
 func resourceWords(cpus string, mb *uint64, gres string) string {
-	words := "CPUs " + cpus
+	var words []string
+	if cpus != "" {
+		words = append(words, "CPUs "+cpus)
+	}
 	if mb != nil {
-		words += ", " + srunopt.FormatMB(*mb)
+		words = append(words, srunopt.FormatMB(*mb))
 	}
 	if gres != "" {
-		words += ", " + gres
+		words = append(words, gres)
 	}
-	return words
+	return strings.Join(words, ", ")
 }

@@ -245,6 +245,37 @@ func TestRootSelectTestOnly(t *testing.T) {
 	answers(0, "it would start when these jobs have ended, at a time that is not known: ", "-n4")
 	answers(0, fmt.Sprintf("job 2 of %s has CPUs 3, without a known end", testUser(t).name), "-n4")
 	answers(0, "it would start now, with CPUs 0", "-n1", "--overcommit")
+	// A step of the job of three CPUs: of its steps, 1.0 ends by its limit, and the script has none of the CPUs.
+	holds := n.start(t, call{args: []string{"run", "--jobid=1", "-n2", "--time=5", "-J", "holds", "sleep", "86400"}})
+	n.runs(t, "holds")
+	began = time.Now()
+	answers(0, "it would start now, with CPUs 2", "--jobid=1")
+	answers(1, "it would never start: the step does not fit: it needs 4 CPUs in job 1, which has 3 CPUs", "--jobid=1", "-n4")
+	answers(0, fmt.Sprintf("stepctl: step 1.0 of %s has CPUs 0-1, until ", testUser(t).name), "--jobid=1", "-n2")
+	r = n.ctl(t, "run", "--test-only", "--jobid=1", "-n2", "true")
+	_, at, _ = strings.Cut(r.err, "it would start at ")
+	when, err = time.ParseInLocation("2006-01-02T15:04:05", at[:min(len(at), 19)], time.Local)
+	if early, late := began.Add(4*time.Minute), began.Add(5*time.Minute+10*time.Second); err != nil || when.Before(early) || when.After(late) {
+		t.Errorf("when a step: %v, %v: %v; want %v to %v", when, err, r, early, late)
+	}
+	// Behind a step that waits, and behind a job that does: whose they are, and what they wait for.
+	next := n.start(t, call{args: []string{"run", "--jobid=1", "-n3", "-J", "next", "true"}})
+	big := n.start(t, call{args: []string{"run", "--immediate=600", "-n4", "-J", "big", "true"}})
+	eventually(t, callTimeout, "the two to wait", func() error {
+		if doc := n.ctlRoot(t, "node", "status", "--json"); !strings.Contains(doc.out, `"next"`) || !strings.Contains(doc.out, `"big"`) {
+			return fmt.Errorf("%v", doc)
+		}
+		return nil
+	})
+	answers(0, fmt.Sprintf("stepctl: next of %s waits before it since ", testUser(t).name), "--jobid=1")
+	answers(0, ", for 3 CPUs of job 1: free at ", "--jobid=1")
+	answers(0, fmt.Sprintf("stepctl: it would start later: 1 request waits before it\nstepctl: big of %s waits before it since ", testUser(t).name), "-n1", "--overcommit")
+	answers(0, "stepctl: it would start later: the step does not fit: it needs 2 CPUs", "-n2")
+	n.ctl(t, "cancel", "1.0")
+	holds.wait(t)
+	if r := next.wait(t); r.code != 0 {
+		t.Errorf("the step that has waited: %v", r)
+	}
 	must(t, n.ctlErrorRoot(t, "node", "drain", "disk"))
 	answers(1, "node is drained: disk")
 	must(t, n.ctlErrorRoot(t, "node", "resume"))
@@ -252,6 +283,9 @@ func TestRootSelectTestOnly(t *testing.T) {
 		t.Errorf("the questions have made jobs: %v", jobs)
 	}
 	n.cancelAll(t)
+	if r := big.wait(t); r.code != 0 {
+		t.Errorf("the job that has waited: %v", r)
+	}
 	n.checkClean(t)
 }
 

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -306,14 +307,24 @@ func waitsFor(text, what string) error {
 	return &api.Error{Code: api.ResourceExhausted, Message: text, Waits: what}
 }
 
+// aloneIn reports whether the step has its CPUs of the job for itself.
+func (s *seeker) aloneIn(j *job) bool {
+	return j.exclusive() && !s.req.Overlap && !s.req.Overcommit
+}
+
 // takeOfJob takes a step's share of its job: CPUs that its other steps have not, or
 // use least; all memory and generic resources unless it asks for some.
 func (s *seeker) takeOfJob(j *job) (sh selection.Share, waits bool, err error) {
-	sh.Alone = j.exclusive() && !s.req.Overlap && !s.req.Overcommit
+	sh.Alone = s.aloneIn(j)
 	if j.Suspended != nil || sh.Alone && j.line.ahead(s) > 0 {
 		err = selection.ErrBusy
 	} else {
 		sh, err = j.has.StepPick(s.req, sh.Alone)
+	}
+	if errors.Is(err, selection.ErrBusy) && !s.waits() { // one that never fits would block the line for ever
+		if never := j.has.Never(s.req, s.aloneIn(j)); never != nil {
+			err = never
+		}
 	}
 	waits = selection.MayWait(err)
 	switch {
@@ -327,79 +338,9 @@ func (s *seeker) takeOfJob(j *job) (sh selection.Share, waits bool, err error) {
 		err = fmt.Errorf("the step does not fit in job %d: %w%s", j.ID, err, s.r.whoHasIn(j, err))
 	}
 	if waits {
-		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d", srunopt.FormatGres(s.req.Gres), j.ID))
+		err = waitsFor(err.Error(), fmt.Sprintf("%s of job %d%s", srunopt.FormatGres(s.req.Gres), j.ID, s.freeIn(j)))
 	}
 	return sh, waits, err
-}
-
-// willRun says when a try would succeed, and takes nothing.
-func (s *seeker) willRun() (*api.WillRunReply, error) {
-	r := s.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.gate.Admits(s.req.Job == nil); err != nil {
-		return nil, err
-	}
-	if err := r.users.full(s.uid); err != nil {
-		return nil, err
-	}
-	if s.req.Job != nil {
-		return s.willRunIn(r.jobs[*s.req.Job])
-	}
-	w := r.has.WillRun(s.req, endOf(r))
-	if ahead := len(r.line); w.Err == nil && ahead > 0 {
-		return &api.WillRunReply{When: api.WhenLater, Why: waitBefore(ahead) + " before it", Holders: []api.Holder{}}, nil
-	}
-	switch {
-	case w.Err == nil:
-		sh, err := r.has.Test(s.req, selection.RunNow)
-		if err != nil {
-			return nil, api.Errorf(api.Internal, "internal error: it fits, and does not: %v", err)
-		}
-		return willGet(sh), nil
-	case w.Never:
-		return &api.WillRunReply{When: api.WhenNever, Why: w.Err.Error(), Holders: []api.Holder{}}, nil
-	}
-	reply := &api.WillRunReply{When: api.WhenLater, At: w.At, Why: w.Err.Error(), Holders: []api.Holder{}}
-	for _, has := range w.Holders {
-		h := api.Holder{JobID: has.ID, CPUs: step.FormatCPUList(has.CPUs), Gres: srunopt.FormatAllocs(has.Gres), Until: endOf(r)(has)}
-		if j := r.jobs[has.ID]; j != nil {
-			h.User = j.User
-		}
-		if has.MB > 0 {
-			h.MemoryMB = &has.MB
-		}
-		reply.Holders = append(reply.Holders, h)
-	}
-	return reply, nil
-}
-
-// willRunIn is willRun of a step of a job, or of nil.
-func (s *seeker) willRunIn(j *job) (*api.WillRunReply, error) {
-	if err := s.mayUse(j); err != nil {
-		if api.CodeOf(err) == api.ResourceExhausted {
-			return &api.WillRunReply{When: api.WhenNever, Why: err.Error(), Holders: []api.Holder{}}, nil
-		}
-		return nil, err
-	}
-	sh, waits, err := s.takeOfJob(j)
-	switch {
-	case err == nil:
-		j.has.StepFinish(sh)
-		return willGet(sh), nil
-	case waits:
-		return &api.WillRunReply{When: api.WhenLater, Why: err.Error(), Holders: []api.Holder{}}, nil
-	}
-	return &api.WillRunReply{When: api.WhenNever, Why: err.Error(), Holders: []api.Holder{}}, nil
-}
-
-// willGet is the answer to a request that would start now.
-func willGet(sh selection.Share) *api.WillRunReply {
-	reply := &api.WillRunReply{When: api.WhenNow, Holders: []api.Holder{}, CPUs: step.FormatCPUList(sh.CPUs), Gres: srunopt.FormatAllocs(sh.Gres)}
-	if sh.MB > 0 {
-		reply.MemoryMB = &sh.MB
-	}
-	return reply
 }
 
 // waitingLocked lists the requests that wait, those for jobs of their own first.
@@ -431,10 +372,11 @@ func (s *seeker) doc(ahead int) api.NodeWaiting {
 	default:
 		j := s.r.jobs[*s.req.Job]
 		want := j.has.Wanted(s.req)
-		d.For = fmt.Sprintf("%s of job %d%s", selection.CountCPUs(want), j.ID, s.r.freeIn(j, want-j.has.FreeAlone()))
+		what := selection.CountCPUs(want)
 		if gres := srunopt.FormatGres(s.req.Gres); want <= j.has.FreeAlone() && gres != "" {
-			d.For = fmt.Sprintf("%s of job %d", gres, j.ID)
+			what = gres
 		}
+		d.For = fmt.Sprintf("%s of job %d%s", what, j.ID, s.freeIn(j))
 	}
 	return d
 }
@@ -445,9 +387,11 @@ func (s *seeker) busyIn(j *job) error {
 	what := fmt.Sprintf("%s of job %d", selection.CountCPUs(want), j.ID)
 	text := fmt.Sprintf("the step does not fit beside the others of job %d: it needs %s, and of %s %d are free", j.ID, selection.CountCPUs(want), selection.CountCPUs(len(j.has.CPUs)), free)
 	if n := j.line.ahead(s); n > 0 {
-		text += fmt.Sprintf("; %d wait before it", n)
+		text += fmt.Sprintf("; %s before it", waitBefore(n))
+	} else {
+		what += s.freeIn(j)
 	}
-	return waitsFor(text+"; --overlap shares CPUs with other steps", what+s.r.freeIn(j, want-free))
+	return waitsFor(text+"; --overlap shares CPUs with other steps", what)
 }
 
 // whoHas says which jobs have what is missing: ": job 3 has gpu:2(IDX:0-1)".
@@ -549,28 +493,42 @@ func endOf(r *registry) func(*selection.Job) *time.Time {
 	}
 }
 
-// freeIn says when so many more CPUs of the job are free, as its steps are.
-func (r *registry) freeIn(j *job, lack int) string {
-	type end struct {
-		at   *time.Time
-		cpus int
-	}
-	var ends []end
-	for id, f := range r.steps {
-		if id.Job == j.ID && f.share.Alone {
-			ends = append(ends, end{stepUntil(f, r.killWait), len(f.share.CPUs)})
-		}
-	}
-	slices.SortFunc(ends, func(a, b end) int { return compareTimes(a.at, b.at) })
-	for _, e := range ends {
-		if e.at == nil {
-			break
-		}
-		if lack -= e.cpus; lack <= 0 {
-			return ": " + byTime(*e.at, time.Now())
-		}
+// freeIn says when the request's share of the job comes free, as its steps are: ": free at 12:03 at
+// the latest", or nothing where that is not known.
+func (s *seeker) freeIn(j *job) string {
+	ends := s.holdersIn(j)
+	if n := len(ends); n > 0 && ends[n-1].until != nil {
+		return ": " + byTime(*ends[n-1].until, time.Now())
 	}
 	return ""
+}
+
+// stepEnd is a step and when it ends at the latest, nil where that is not known.
+type stepEnd struct {
+	*follower
+	until *time.Time
+}
+
+// holdersIn are the steps of the job that have to end before the request gets its share, in the
+// order of their ends.
+func (s *seeker) holdersIn(j *job) (must []stepEnd) {
+	var all []stepEnd
+	for id, f := range s.r.steps {
+		if id.Job == j.ID && (f.share.Alone || len(f.share.Held) > 0) {
+			all = append(all, stepEnd{f, stepUntil(f, s.r.killWait)})
+		}
+	}
+	slices.SortFunc(all, func(a, b stepEnd) int {
+		return cmp.Or(compareTimes(a.until, b.until), cmp.Compare(a.id.Step, b.id.Step))
+	})
+	shares := make([]selection.Share, len(all))
+	for i, e := range all {
+		shares[i] = e.share
+	}
+	for _, i := range j.has.WillRun(s.req, s.aloneIn(j), shares) {
+		must = append(must, all[i])
+	}
+	return must
 }
 
 // compareTimes puts what is not known last.

@@ -62,14 +62,6 @@ func TestWillRun(t *testing.T) {
 			t.Errorf("%s: %+v at %v, want %v", c.name, reply.Holders, reply.At, want)
 		}
 	}
-	s, err := admit(r, 1000, inJob(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if reply, err := ask(inJob(2)); err != nil || reply.When != api.WhenLater || !strings.Contains(reply.Why, "of 3 CPUs 1 are free") {
-		t.Errorf("beside another step: %+v, %v", reply, err)
-	}
-	r.abandon(s)
 	if _, err := ask(func(req *step.Request) { req.Job = new(uint32(8)) }); api.CodeOf(err) != api.NotFound {
 		t.Errorf("a step of no job: %v", err)
 	}
@@ -80,14 +72,117 @@ func TestWillRun(t *testing.T) {
 	if _, _, err := w.try(); err == nil || !w.waits() {
 		t.Fatalf("it does not wait: %v", err)
 	}
-	if reply, err := ask(func(*step.Request) {}); err != nil || reply.When != api.WhenLater || reply.Why != "1 request waits before it" {
+	if reply, err := ask(func(*step.Request) {}); err != nil || reply.When != api.WhenLater || reply.Why != "1 request waits before it" || reply.At != nil ||
+		len(reply.Holders) > 0 || len(reply.Ahead) != 1 || reply.Ahead[0].UID != 1000 || !strings.Contains(reply.Ahead[0].For, "of its 4 CPUs 1 are free") {
 		t.Errorf("behind another: %+v, %v", reply, err)
+	}
+	// Job 7 ends in an hour, and then the other request comes first.
+	if reply, err := ask(func(req *step.Request) { req.NTasks = 2 }); err != nil || reply.When != api.WhenLater || reply.At != nil || len(reply.Holders) != 1 || len(reply.Ahead) != 1 {
+		t.Errorf("behind another, and without room: %+v, %v", reply, err)
 	}
 	w.leave()
 	r.gate.Set(state.Drain{Drained: true, Reason: "disk"})
 	if _, err := ask(func(*step.Request) {}); api.CodeOf(err) != api.FailedPrecondition {
 		t.Errorf("a drained node: %v", err)
 	}
+}
+
+// TestWillRunInJob: when a step of a job would start, and which of the job's steps hold what it needs.
+func TestWillRunInJob(t *testing.T) {
+	r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{}, []selection.Gres{{Name: "gpu", Count: 2, Files: [][]string{{"/dev/g0"}, {"/dev/g1"}}}})
+	a, err := admit(r, 1000, func(req *step.Request) { req.NTasks, req.Gres = 4, wantGres(t, "gpu:2") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	end := now.Add(time.Hour)
+	r.newJob(a, state.Job{ID: 7, UID: 1000, User: "u", Origin: step.OriginAlloc, Deadline: &end, Gres: a.Gres})
+	r.open(a.job)
+	in := func(n int, gres string, change func(*step.Request)) func(*step.Request) {
+		return func(req *step.Request) {
+			if req.Job, req.NTasks = new(uint32(7)), n; gres != "" {
+				req.Gres = wantGres(t, gres)
+			}
+			if change != nil {
+				change(req)
+			}
+		}
+	}
+	// Three steps: 7.0 and 7.1 end in 20 and 10 minutes, 7.2 with the job.
+	for i, has := range []struct {
+		n       int
+		gres    string
+		minutes int
+	}{{2, "gpu:1", 20}, {1, "", 10}, {1, "gpu:1", 0}} {
+		s, err := admit(r, 1000, in(has.n, has.gres, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.add(&follower{id: step.ID{Job: 7, Step: uint32(i)}, job: a.job, share: s.Share, rec: step.Record{Submitted: now, TimeLimitS: has.minutes * 60}})
+	}
+	overlap := func(req *step.Request) { req.Overlap = true }
+	in10, in20, last := now.Add(10*time.Minute), now.Add(20*time.Minute), end.Add(timeGrace)
+	ask := func(change func(*step.Request)) *api.WillRunReply {
+		t.Helper()
+		req := request("x")
+		change(&req)
+		free := a.job.has.FreeAlone()
+		reply, err := r.seek(&req, step.User{UID: 1000, Name: "u"}, false).willRun()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if after := a.job.has.FreeAlone(); after != free {
+			t.Errorf("the question has taken CPUs: %d were free, and %d are", free, after)
+		}
+		return reply
+	}
+	for _, c := range []struct {
+		name    string
+		change  func(*step.Request)
+		when    api.When
+		at      *time.Time
+		holders []string
+	}{
+		{"beside the others", in(1, "", overlap), api.WhenNow, nil, nil},
+		{"one CPU", in(1, "", nil), api.WhenLater, &in10, []string{"7.1 2"}},
+		{"two CPUs", in(2, "", nil), api.WhenLater, &in20, []string{"7.0 0-1 gpu:1(IDX:0)"}},
+		{"a CPU and a device", in(1, "gpu:1", nil), api.WhenLater, &in20, []string{"7.0 0-1 gpu:1(IDX:0)"}},
+		{"all CPUs", in(4, "", nil), api.WhenLater, &last, []string{"7.1 2", "7.0 0-1 gpu:1(IDX:0)", "7.2 3 gpu:1(IDX:1)"}},
+		{"a device alone", in(1, "gpu:1", overlap), api.WhenLater, &in20, []string{"7.0 0-1 gpu:1(IDX:0)"}},
+		{"both devices", in(1, "gpu:2", overlap), api.WhenLater, &last, []string{"7.0 0-1 gpu:1(IDX:0)", "7.2 3 gpu:1(IDX:1)"}},
+		{"three devices", in(1, "gpu:3", nil), api.WhenNever, nil, nil},
+	} {
+		reply := ask(c.change)
+		var holders []string
+		for _, h := range reply.Holders {
+			holders = append(holders, strings.TrimSpace(h.ID+" "+h.CPUs+" "+h.Gres))
+			if h.JobID != 7 || h.User != "u" {
+				t.Errorf("%s: %+v", c.name, h)
+			}
+		}
+		same := (reply.At == nil) == (c.at == nil) && (c.at == nil || reply.At.Equal(*c.at))
+		if reply.When != c.when || !same || !slices.Equal(holders, c.holders) || len(reply.Ahead) > 0 {
+			t.Errorf("%s: %s at %v, holders %q: %s", c.name, reply.When, reply.At, holders, reply.Why)
+		}
+	}
+	// Behind a step that waits: after it, at a time that is not known.
+	four := request("x")
+	in(4, "", nil)(&four)
+	w := patient(r, &four)
+	if _, _, err := w.try(); err == nil || !w.waits() {
+		t.Fatalf("it does not wait: %v", err)
+	}
+	reply := ask(in(1, "", nil))
+	if reply.When != api.WhenLater || reply.At != nil || len(reply.Holders) != 1 || len(reply.Ahead) != 1 || *reply.Ahead[0].JobID != 7 || reply.Ahead[0].For != "4 CPUs of job 7: "+byTime(last, time.Now()) {
+		t.Errorf("behind another step: %+v", reply)
+	}
+	if reply := ask(in(1, "", overlap)); reply.When != api.WhenNow {
+		t.Errorf("a step that overlaps waits for no CPUs: %+v", reply)
+	}
+	if reply := ask(in(1, "gpu:3", nil)); reply.When != api.WhenNever || !strings.Contains(reply.Why, "there are 2 gpu in all") {
+		t.Errorf("what the job has never, behind another step: %+v", reply)
+	}
+	w.leave()
 }
 
 // TestSavedOf: what a job's record has of its resources, also the record of an older noded, whose

@@ -27,6 +27,12 @@ func newCPUPool(cpus []int, cores ...Core) *cpuPool {
 	return &cpuPool{cpus: slices.Clone(cpus), uses: make([]int, most+1), cores: cores}
 }
 
+func (p *cpuPool) clone() *cpuPool {
+	c := *p
+	c.uses = slices.Clone(p.uses)
+	return &c
+}
+
 // free counts the CPUs that no job has.
 func (p *cpuPool) free() int {
 	n := 0

@@ -79,6 +79,8 @@ func jobGresPool(list []step.GresAlloc) *gresPool {
 	return p
 }
 
+func (p *gresPool) clone() *gresPool { return &gresPool{items: slices.Clone(p.items)} }
+
 // gresError is a request that cannot be met.
 type gresError struct {
 	want       step.GresRequest

@@ -88,6 +88,44 @@ func (j *Job) StepFinish(sh Share) {
 	j.held.release(sh.Held)
 }
 
+// clone returns the job on which a choice can be tried.
+func (j *Job) clone() *Job {
+	return &Job{ID: j.ID, Saved: j.Saved, mem: j.mem, cpus: j.cpus.clone(), alone: j.alone.clone(), held: j.held.clone()}
+}
+
+// Never says why StepPick refuses the request also when no step has anything of the job; nil is
+// that it does not.
+func (j *Job) Never(req *step.Request, alone bool) error {
+	empty := j.clone()
+	clear(empty.cpus.uses)
+	clear(empty.alone.uses)
+	empty.held = jobGresPool(j.Gres)
+	_, err := empty.StepPick(req, alone)
+	return err
+}
+
+// WillRun returns the indices of those of steps, which are in the order of their ends, that have to
+// end before StepPick gives the request a share; nil where it does now, or does not when all of
+// them have ended.
+func (j *Job) WillRun(req *step.Request, alone bool, steps []Share) []int {
+	after := j.clone()
+	fits := func() bool {
+		sh, err := after.StepPick(req, alone)
+		if err == nil {
+			after.StepFinish(sh)
+		}
+		return err == nil
+	}
+	if fits() {
+		return nil
+	}
+	all := make([]int, len(steps))
+	for i := range steps {
+		all[i] = i
+	}
+	return haveToEnd(all, func(i int) { after.StepFinish(steps[i]) }, func(i int) { after.StepInit(steps[i]) }, fits)
+}
+
 // Wanted is how many CPUs the request needs of the job.
 func (j *Job) Wanted(req *step.Request) int {
 	if req.Binding.Whole {

@@ -27,9 +27,7 @@ type choose func(p *cpuPool, req *step.Request, near map[int]bool) ([]int, error
 
 // clone returns the resources without the jobs, on which a choice can be tried.
 func (n *node) clone() *node {
-	cpus := *n.cpus
-	cpus.uses = slices.Clone(cpus.uses)
-	return &node{cpus: &cpus, mem: n.mem, gres: &gresPool{items: slices.Clone(n.gres.items)}}
+	return &node{cpus: n.cpus.clone(), mem: n.mem, gres: n.gres.clone()}
 }
 
 // empty returns the resources of which no job has any.
@@ -80,35 +78,36 @@ func (n *node) willRun(req *step.Request, ends func(*Job) *time.Time, cpus choos
 	if _, never := n.empty().test(req, cpus); never != nil {
 		return Wait{Err: never, Never: true}
 	}
-	if len(n.jobs) == 0 { // no job has what is missing
-		return w
-	}
 	jobs := slices.SortedFunc(maps.Keys(n.jobs), func(a, b *Job) int {
 		return cmp.Or(compareEnds(ends(a), ends(b)), cmp.Compare(a.ID, b.ID))
 	})
 	after := n.clone()
-	fits := func() bool {
+	w.Holders = haveToEnd(jobs, after.release, after.hold, func() bool {
 		_, err := after.test(req, cpus)
 		return err == nil
+	})
+	if n := len(w.Holders); n > 0 {
+		w.At = ends(w.Holders[n-1])
 	}
-	for i, j := range jobs {
-		after.release(j)
-		if fits() {
-			jobs = jobs[:i+1]
-			break
-		}
-	}
-	// Which of these jobs have to end.
-	for _, j := range jobs[:len(jobs)-1] {
-		after.hold(j)
-		if !fits() {
-			after.release(j)
-			w.Holders = append(w.Holders, j)
-		}
-	}
-	last := jobs[len(jobs)-1]
-	w.Holders, w.At = append(w.Holders, last), ends(last)
 	return w
+}
+
+// haveToEnd are those of holders, which are in the order of their ends, that have to release what
+// they hold before fits is true; nil where the ends of all do not make it so.
+func haveToEnd[H any](holders []H, release, hold func(H), fits func() bool) (must []H) {
+	for i, last := range holders {
+		if release(last); !fits() {
+			continue
+		}
+		for _, h := range holders[:i] {
+			if hold(h); !fits() {
+				release(h)
+				must = append(must, h)
+			}
+		}
+		return append(must, last)
+	}
+	return nil
 }
 
 // compareEnds puts what is not known last.
