@@ -1,6 +1,7 @@
 package selection
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"stepd/api"
 	"stepd/step"
 )
 
@@ -17,25 +19,43 @@ import (
 const operations = 10000
 
 // TestContract: whatever happens on a node, no CPU, no memory and no gres is given twice, none is
-// lost, a test takes nothing, what it has found can be begun, and the jobs and steps are the same
-// after they were saved and restored. Both plugins, each policy, with 1, 2 and 4 threads on nodes
-// of 1 to 256 cores.
+// lost, a test takes nothing, what it has found can be begun, the node's figures are right, and the
+// jobs and steps are the same after they were saved and restored. Both plugins, each policy, with
+// and without known cores, consumable memory and CPUs that no job gets, with 1, 2 and 4 threads on
+// nodes of 1 to 256 cores.
 func TestContract(t *testing.T) {
 	sizes := []int{1, 256, 2, 12, 5, 96, 31}
+	asItIs := func(*Config) {}
+	freeMemory := func(c *Config) { c.Memory.Consumable = false }
 	n := 0
-	for _, kind := range []Config{
-		{Type: Linear}, {Type: ConsTres}, {Type: ConsTres, Policy: Policy{Unit: UnitCore}},
-		{Type: ConsTres, Policy: Policy{Unit: UnitSocket}}, {Type: ConsTres, Policy: Policy{Unit: UnitCore, OneTaskPerCore: true}},
+	for _, kind := range []struct {
+		name string
+		Config
+		change func(*Config)
+	}{
+		{"linear", Config{Type: Linear}, asItIs},
+		{"linear without memory", Config{Type: Linear}, freeMemory},
+		{"cpu, no cores known", Config{Type: ConsTres}, func(c *Config) { c.Cores = nil }},
+		{"cpu", Config{Type: ConsTres}, asItIs},
+		{"cpu without memory", Config{Type: ConsTres}, freeMemory},
+		{"cpu with spec", Config{Type: ConsTres}, firstCoreSpec},
+		{"linear with spec", Config{Type: Linear}, firstCoreSpec},
+		{"cpu, whole cores", Config{Type: ConsTres, Policy: Policy{WholeCores: true}}, asItIs},
+		{"core", Config{Type: ConsTres, Policy: Policy{Unit: UnitCore}}, asItIs},
+		{"core with spec", Config{Type: ConsTres, Policy: Policy{Unit: UnitCore}}, firstCoreSpec},
+		{"socket", Config{Type: ConsTres, Policy: Policy{Unit: UnitSocket}}, asItIs},
+		{"core, one task", Config{Type: ConsTres, Policy: Policy{Unit: UnitCore, OneTaskPerCore: true}}, asItIs},
 	} {
 		for _, threads := range []int{1, 2, 4} {
 			cores := sizes[n%len(sizes)]
 			n++
 			seed := uint64(n)
-			t.Run(fmt.Sprintf("%s/%s/%v/%dx%d", kind.Type, kind.Unit, kind.OneTaskPerCore, cores, threads), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%dx%d", kind.name, cores, threads), func(t *testing.T) {
 				t.Parallel()
-				cfg := kind
+				cfg := kind.Config
 				nodeOf(&cfg, cores, threads)
-				h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 22)), cfg: cfg, plugin: New(cfg), owners: make(map[int]*Job)}
+				kind.change(&cfg)
+				h := &history{t: t, rand: rand.New(rand.NewPCG(seed, 22)), cfg: cfg, units: unitsOf(&cfg), plugin: New(cfg), owners: make(map[int]*Job)}
 				for h.op = range operations {
 					h.step()
 				}
@@ -68,11 +88,20 @@ func nodeOf(cfg *Config, cores, threads int) {
 	}
 }
 
+// firstCoreSpec keeps the CPUs of the first core from jobs, unless it is the only one.
+func firstCoreSpec(c *Config) {
+	if len(c.Cores) > 1 {
+		n := len(c.Cores[0].CPUs)
+		c.Spec, c.CPUs, c.Cores = c.CPUs[:n], c.CPUs[n:], c.Cores[1:]
+	}
+}
+
 // history plays a node's life, and keeps its own account of it.
 type history struct {
 	t              *testing.T
 	rand           *rand.Rand
 	cfg            Config
+	units          map[int][]int // the CPUs that a job has with each one
 	plugin         Plugin
 	op             int
 	jobs           []*played
@@ -90,7 +119,7 @@ type played struct {
 
 func (h *history) step() {
 	switch k := h.rand.IntN(100); {
-	case k < 40:
+	case k < 40 && len(h.jobs) < 200:
 		h.begin()
 	case k < 60 && len(h.jobs) > 0:
 		h.fini(h.rand.IntN(len(h.jobs)))
@@ -147,6 +176,9 @@ func (h *history) begin() {
 	if want := req.NTasks * req.CPUsPerTask; len(sh.CPUs) < want && !req.Overcommit {
 		h.t.Fatalf("operation %d: %d CPUs for %d", h.op, len(sh.CPUs), want)
 	}
+	if !req.Overcommit {
+		h.whole(sh.CPUs)
+	}
 	j := &played{Job: h.plugin.Begin(sh), req: *req}
 	h.next++
 	j.ID = uint32(h.next)
@@ -159,6 +191,46 @@ func (h *history) begin() {
 	h.begun++
 	h.jobs = append(h.jobs, j)
 	h.own(j)
+}
+
+// whole checks that the CPUs of a job are all of their nodes, sockets or cores.
+func (h *history) whole(cpus []int) {
+	has := make(map[int]int)
+	for _, cpu := range cpus {
+		has[h.units[cpu][0]]++
+	}
+	for unit, n := range has {
+		if n < len(h.units[unit]) {
+			h.t.Fatalf("operation %d: of the CPUs %v a job has %d", h.op, h.units[unit], n)
+		}
+	}
+}
+
+// unitsOf are the CPUs that jobs have together, of each CPU.
+func unitsOf(cfg *Config) map[int][]int {
+	units := make(map[int][]int)
+	bySocket := make(map[int][]int)
+	for _, c := range cfg.Cores {
+		bySocket[c.Socket] = append(bySocket[c.Socket], c.CPUs...)
+	}
+	for _, cpu := range cfg.CPUs {
+		units[cpu] = []int{cpu}
+		if cfg.Type == Linear {
+			units[cpu] = cfg.CPUs
+		}
+	}
+	for _, c := range cfg.Cores {
+		for _, cpu := range c.CPUs {
+			switch {
+			case cfg.Type == Linear:
+			case cfg.Unit == UnitSocket:
+				units[cpu] = bySocket[c.Socket]
+			case cfg.Unit == UnitCore, cfg.WholeCores:
+				units[cpu] = c.CPUs
+			}
+		}
+	}
+	return units
 }
 
 // own notes that the job has its CPUs, which no other may have.
@@ -288,6 +360,9 @@ func (h *history) willRun() {
 	if err := without(w.Holders); err != nil {
 		h.t.Fatalf("operation %d: when the holders have ended: %v", h.op, err)
 	}
+	if len(w.Holders) == 0 {
+		h.t.Fatalf("operation %d: it would fit, and no job has what is missing: %v", h.op, w.Err)
+	}
 	if last := w.Holders[len(w.Holders)-1]; !reflect.DeepEqual(w.At, ends(last)) {
 		h.t.Fatalf("operation %d: at %v, and job %d ends at %v", h.op, w.At, last.ID, ends(last))
 	}
@@ -333,7 +408,7 @@ func (h *history) restore() {
 func (h *history) check() {
 	used := make(map[int]bool)
 	mb := uint64(0)
-	devices := make(map[string]int)
+	devices := make(map[string][]int)
 	amounts := make(map[string]uint64)
 	for _, j := range h.jobs {
 		mb += j.MB
@@ -342,29 +417,35 @@ func (h *history) check() {
 		}
 		for _, a := range j.Gres {
 			amounts[a.Name+a.Type] += a.Count
-			for _, i := range a.Index {
-				devices[fmt.Sprint(a.Name, i)]++
-			}
+			devices[a.Name+a.Type] = append(devices[a.Name+a.Type], a.Index...)
 		}
 	}
-	free := 0
-	for _, cpu := range h.cfg.CPUs {
-		if !used[cpu] {
-			free++
-		}
-	}
+	free := slices.DeleteFunc(slices.Clone(h.cfg.CPUs), func(cpu int) bool { return used[cpu] })
+	cores := slices.DeleteFunc(slices.Clone(h.cfg.Cores), func(c Core) bool {
+		return slices.ContainsFunc(c.CPUs, func(cpu int) bool { return used[cpu] })
+	})
 	info := h.plugin.Info()
-	if info.FreeCPUs != free || info.UsedMB != mb || mb > h.cfg.Memory.MB {
-		h.t.Fatalf("operation %d: free are %d CPUs, should be %d; used are %d MB, should be %d of %d", h.op, info.FreeCPUs, free, info.UsedMB, mb, h.cfg.Memory.MB)
+	want := Info{
+		NodeSelect: api.NodeSelect{
+			Plugin: h.cfg.Type, Unit: string(cmp.Or(h.cfg.Unit, UnitCPU)), FreeCPUList: step.FormatCPUList(free), SpecCPUs: step.FormatCPUList(h.cfg.Spec),
+			Cores: len(h.cfg.Cores), FreeCores: len(cores),
+		},
+		FreeCPUs: len(free), UsedMB: mb,
+		Gres: []api.NodeGres{{Name: "gpu", Type: "a", Count: 2}, {Name: "gpu", Type: "b", Count: 1}, {Name: "scratch", Count: 100}},
 	}
-	for device, n := range devices {
-		if n > 1 {
-			h.t.Fatalf("operation %d: %d jobs have %s", h.op, n, device)
+	if h.cfg.Type == Linear {
+		want.Unit = string(UnitNode)
+	}
+	for i := range want.Gres {
+		g := &want.Gres[i]
+		list := devices[g.Name+g.Type]
+		slices.Sort(list)
+		g.Used, g.UsedIndex = amounts[g.Name+g.Type], step.FormatCPUList(list)
+		if g.Used > g.Count || len(slices.Compact(list)) < len(list) {
+			h.t.Fatalf("operation %d: used are %d of %d %s%s, devices %v", h.op, g.Used, g.Count, g.Name, g.Type, list)
 		}
 	}
-	for _, g := range info.Gres {
-		if n := amounts[g.Name+g.Type]; g.Used != n || n > g.Count {
-			h.t.Fatalf("operation %d: used of %s%s are %d, should be %d of %d", h.op, g.Name, g.Type, g.Used, n, g.Count)
-		}
+	if !reflect.DeepEqual(info, want) || mb > h.cfg.Memory.MB && h.cfg.Memory.Consumable {
+		h.t.Fatalf("operation %d: the node has %+v, and should have %+v, of %d MB", h.op, info, want, h.cfg.Memory.MB)
 	}
 }
