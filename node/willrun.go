@@ -85,8 +85,8 @@ func (s *seeker) willRunIn(j *job) (*api.WillRunReply, error) {
 	return reply, nil
 }
 
-// startsLater is the answer to a request behind those of the line that does not fit now, or, with
-// nil, that would. When the line's own requests end is not known, and with it the time.
+// startsLater is the answer to a request behind the line: err is why it does not fit now, nil that
+// it would. It has no time, since when the line's requests end is not known.
 func (l line) startsLater(err error) *api.WillRunReply {
 	reply := &api.WillRunReply{When: api.WhenLater, Holders: []api.Holder{}, Ahead: []api.NodeWaiting{}}
 	for i, s := range l {

@@ -104,9 +104,9 @@ func (j *Job) Never(req *step.Request, alone bool) error {
 	return err
 }
 
-// WillRun returns the indices of those of steps, which are in the order of their ends, that have to
-// end before StepPick gives the request a share; nil where it does now, or does not when all of
-// them have ended.
+// WillRun returns the indices of the steps that have to end before StepPick gives the request a
+// share; steps are in the order of their ends. nil is that StepPick does so now, or not even when
+// all of them have ended.
 func (j *Job) WillRun(req *step.Request, alone bool, steps []Share) []int {
 	after := j.clone()
 	fits := func() bool {

@@ -92,8 +92,8 @@ func (n *node) willRun(req *step.Request, ends func(*Job) *time.Time, cpus choos
 	return w
 }
 
-// haveToEnd are those of holders, which are in the order of their ends, that have to release what
-// they hold before fits is true; nil where the ends of all do not make it so.
+// haveToEnd returns the holders that have to release what they hold before fits is true; holders are
+// in the order of their ends. nil is that fits is false also when all have ended.
 func haveToEnd[H any](holders []H, release, hold func(H), fits func() bool) (must []H) {
 	for i, last := range holders {
 		if release(last); !fits() {
