@@ -474,13 +474,20 @@ func stepUntil(f *follower, killWait time.Duration) *time.Time {
 // freeOn says when the request fits that does not fit now, as the node's jobs are.
 func (s *seeker) freeOn() string {
 	w := s.r.has.WillRun(s.req, endOf(s.r))
-	switch n := len(w.Holders); {
-	case n == 0:
+	n := len(w.Holders)
+	if n == 0 {
 		return ""
-	case w.At == nil:
-		return fmt.Sprintf("; when is not known: job %d has no time limit", w.Holders[n-1].ID)
 	}
-	return "; " + byTime(*w.At, time.Now())
+	if w.At != nil {
+		return "; " + byTime(*w.At, time.Now())
+	}
+	why := "a job is being started"
+	if j := s.r.jobs[w.Holders[n-1].ID]; j != nil && j.Suspended != nil {
+		why = fmt.Sprintf("job %d is suspended", j.ID)
+	} else if j != nil {
+		why = fmt.Sprintf("job %d has no time limit", j.ID)
+	}
+	return "; when is not known: " + why
 }
 
 // endOf is when a job gives back what it has at the latest, nil where that is not known.

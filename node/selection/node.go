@@ -235,15 +235,3 @@ func common(a, b []int) (both []int) {
 	}
 	return both
 }
-
-// nameJobs names jobs in a sentence: "job 3", "jobs 3, 5".
-func nameJobs(ids []uint32) string {
-	words := make([]string, len(ids))
-	for i, id := range ids {
-		words[i] = fmt.Sprint(id)
-	}
-	if len(ids) == 1 {
-		return "job " + words[0]
-	}
-	return "jobs " + strings.Join(words, ", ")
-}

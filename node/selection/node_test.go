@@ -34,3 +34,11 @@ func TestConfirm(t *testing.T) {
 		}
 	}
 }
+
+// TestHeldError: the jobs have numbers, but for those that are being started.
+func TestHeldError(t *testing.T) {
+	e := &HeldError{CPUs: []int{0, 1}, Jobs: []uint32{0, 0, 3, 5}}
+	if got, want := e.Error(), "its CPUs 0-1 were given to other jobs while it was suspended: a job that is being started, job 3, job 5"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -12,6 +12,8 @@ package selection
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"stepd/api"
@@ -91,11 +93,19 @@ type Wait struct {
 // HeldError refuses the resume of a job.
 type HeldError struct {
 	CPUs []int
-	Jobs []uint32 // that have them
+	Jobs []uint32 // that have them; 0 is a job that is being started
 }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("its CPUs %s were given to other jobs while it was suspended: %s", step.FormatCPUList(e.CPUs), nameJobs(e.Jobs))
+	var jobs []string
+	for _, id := range slices.Compact(slices.Clone(e.Jobs)) {
+		name := fmt.Sprintf("job %d", id)
+		if id == 0 {
+			name = "a job that is being started"
+		}
+		jobs = append(jobs, name)
+	}
+	return fmt.Sprintf("its CPUs %s were given to other jobs while it was suspended: %s", step.FormatCPUList(e.CPUs), strings.Join(jobs, ", "))
 }
 
 // Info is what is used and free of a node.
