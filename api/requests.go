@@ -136,6 +136,7 @@ type WillRunReply struct {
 
 // Holder is a job that has what a request needs, or a step that has it of the job.
 type Holder struct {
+	// JobID is 0 while the job is being started: it has no number yet.
 	JobID uint32 `json:"job_id"`
 	// ID is the job or step as users name it: "3", "3.0".
 	ID   string `json:"id"`

@@ -55,7 +55,11 @@ func startWords(w *api.WillRunReply) []string {
 		if h.Until != nil {
 			until = "until " + clockOf(*h.Until)
 		}
-		lines = append(lines, fmt.Sprintf("%s %s of %s has %s, %s", of, h.ID, cmp.Or(h.User, "another user"), resourceWords(h.CPUs, h.MemoryMB, h.Gres), until))
+		who := fmt.Sprintf("%s %s of %s", of, h.ID, cmp.Or(h.User, "another user"))
+		if h.JobID == 0 {
+			who = "a job that is being started"
+		}
+		lines = append(lines, fmt.Sprintf("%s has %s, %s", who, resourceWords(h.CPUs, h.MemoryMB, h.Gres), until))
 	}
 	return lines
 }

@@ -33,6 +33,9 @@ func TestStartWords(t *testing.T) {
 		{"without", api.WillRunReply{When: api.WhenLater, Why: "full", Holders: holders[1:]}, []string{
 			"it would start when these jobs have ended, at a time that is not known: full", "job 5 of another user has CPUs 4, without a known end",
 		}},
+		{"a job without a number", api.WillRunReply{When: api.WhenLater, Why: "full", Holders: []api.Holder{{ID: "0", CPUs: "4"}}}, []string{
+			"it would start when these jobs have ended, at a time that is not known: full", "a job that is being started has CPUs 4, without a known end",
+		}},
 		{"a step of a job", api.WillRunReply{When: api.WhenLater, Why: "full", Holders: steps}, []string{
 			"it would start when these steps have ended, at a time that is not known: full", "step 3.0 of alice has CPUs 0-3, until 2026-11-29T12:03:01",
 			"step 3.batch of alice has gpu:1(IDX:0), without a known end",

@@ -62,6 +62,8 @@ type seeker struct {
 	// in is nil while the request has no place in a line, in which it counts as a step of
 	// its user's. The registry's lock guards it.
 	in *line
+	// found is the place that willRun has found and not taken; nil is none.
+	found *admission
 }
 
 // errTurn is the answer to a try of a seeker that waits on: many may be woken at once, and it

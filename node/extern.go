@@ -151,12 +151,15 @@ func (n launcher) extern(ctx context.Context, j *job) (*follower, error) {
 			return nil, api.NewError(api.Aborted, err.Error())
 		}
 	}
-	in := order{req: req, state: step.Starting, received: time.Now(), want: id, know: func(spec *step.Spec) {
+	in := order{req: req, state: step.Starting, received: time.Now(), want: id, had: externOver(j.ID), know: func(spec *step.Spec) {
 		j.giveAll(spec)
 		// Its one process only waits: no plugin, no script of the site's and no binding is for it.
 		spec.Spank.Plugstack, spec.Scripts, spec.Affinity = "", step.Site{}.Scripts, nil
 	}}
-	f, _, err := n.reserveOnly(ctx, api.Peer{}, in, externOver(j.ID))
+	if err := n.isNew(in); err != nil {
+		return nil, err
+	}
+	f, _, err := n.reserveOnly(ctx, api.Peer{}, in)
 	if err != nil {
 		return nil, err
 	}
@@ -196,33 +199,39 @@ func endExtern(rec *step.Record) {
 
 func interactiveID(j *job) step.ID { return step.ID{Job: j.ID, Step: step.InteractiveStep} }
 
-// reserveInteractive is reserveFor of that step.
-func (n launcher) reserveInteractive(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
+// interactive makes the order one of that step, or says why the job takes none.
+func (n launcher) interactive(caller api.Peer, in order) (order, error) {
 	j := n.reg.job(*in.req.Job)
 	switch {
 	case j == nil:
-		return nil, nil, api.Errorf(api.NotFound, "no such job \"%d\"", *in.req.Job)
+		return in, api.Errorf(api.NotFound, "no such job \"%d\"", *in.req.Job)
 	case !caller.MayAct(j.UID):
-		return nil, nil, api.Denied(j.UID)
+		return in, api.Denied(j.UID)
 	case j.Origin != step.OriginAlloc:
-		return nil, nil, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
+		return in, api.Errorf(api.FailedPrecondition, "interactive: job %d was not made by alloc", j.ID)
 	}
 	in.want, in.know = interactiveID(j), j.giveAll
-	return n.reserveOnly(ctx, caller, in, api.Errorf(api.FailedPrecondition, "interactive: %v", state.HadError{ID: in.want}))
+	in.had = api.Errorf(api.FailedPrecondition, "interactive: %v", state.HadError{ID: in.want})
+	return in, n.isNew(in)
 }
 
-// reserveOnly is reserveFor of a step of which a job has one, and which holds nothing of the
-// job's. had is the answer where the job has, or had, that step.
-func (n launcher) reserveOnly(ctx context.Context, caller api.Peer, in order, had error) (*follower, *step.Spec, error) {
+// isNew returns the order's error where the job has, or had, the step.
+func (n launcher) isNew(in order) error {
 	switch _, err := n.store.Step(in.want); {
 	case err == nil:
-		return nil, nil, had
+		return in.had
 	case !errors.Is(err, state.ErrUnknown):
-		return nil, nil, api.NewError(api.Internal, err.Error())
+		return api.NewError(api.Internal, err.Error())
 	}
+	return nil
+}
+
+// reserveOnly is reserveFor of a step of which a job has one, which isNew, and which holds nothing
+// of the job's.
+func (n launcher) reserveOnly(ctx context.Context, caller api.Peer, in order) (*follower, *step.Spec, error) {
 	f, spec, err := n.reserveFor(ctx, caller, in)
 	if _, both := errors.AsType[state.HadError](err); both { // two requests at once
-		return nil, nil, had
+		return nil, nil, in.had
 	}
 	if err != nil {
 		return nil, nil, err

@@ -66,7 +66,11 @@ func (n launcher) reserveAs(ctx context.Context, caller api.Peer, req *step.Requ
 	}
 	in.req = req
 	if req.Interactive {
-		return n.reserveInteractive(ctx, caller, in)
+		in, err := n.interactive(caller, in)
+		if err != nil {
+			return nil, nil, err
+		}
+		return n.reserveOnly(ctx, caller, in)
 	}
 	return n.reserveFor(ctx, caller, in)
 }
@@ -77,8 +81,10 @@ type order struct {
 	size     int // in bytes
 	state    step.State
 	received time.Time
-	// want is the number that the step is to have; zero for the next.
+	// want is the number that the step is to have; zero for the next. had is the error where the job
+	// has, or had, a step of that number.
 	want step.ID
+	had  error
 	// know puts what is known beside the request into the spec; nil is nothing.
 	know func(*step.Spec)
 	// launcher is the process that has asked for the step, nil where none is waited for.
@@ -91,19 +97,25 @@ func (n launcher) reserveFor(ctx context.Context, caller api.Peer, in order) (*f
 	if err != nil {
 		return nil, nil, err
 	}
-	place := *in.req
-	// A program may not wait for the step that it has spawned.
-	place.Overlap = place.Overlap || in.know != nil
+	place := in.place()
 	// The request is held from here on, and that may be long.
 	if err := n.reg.users.holdRequest(caller.UID, in.size); err != nil {
 		return nil, nil, err
 	}
-	a, err := n.reg.admit(ctx, &place, user, caller.Root())
+	a, err := n.reg.admit(ctx, place, user, caller.Root())
 	if err != nil {
 		n.reg.users.dropRequest(caller.UID, in.size)
 		return nil, nil, err
 	}
 	return n.reserveAdmitted(caller, user, a, in)
+}
+
+// place is the request as a place is sought for it.
+func (in *order) place() *step.Request {
+	req := *in.req
+	// A program may not wait for the step that it has spawned.
+	req.Overlap = req.Overlap || in.know != nil
+	return &req
 }
 
 // reserveAdmitted gives the request that has a place a number, or the place back. The

@@ -273,15 +273,34 @@ func (n launcher) DryRun(ctx context.Context, caller api.Peer, in *api.RunReques
 
 // WillRun returns when Run would start the request, and takes nothing.
 func (n launcher) WillRun(ctx context.Context, caller api.Peer, in *api.RunRequest) (*api.WillRunReply, error) {
-	req := in.Request
-	if err := n.check(req); err != nil {
-		return nil, err
+	o := order{req: in.Request}
+	err := n.check(o.req)
+	if err == nil && o.req.Interactive {
+		o, err = n.interactive(caller, o)
 	}
-	user, err := n.userFor(ctx, caller, req)
 	if err != nil {
 		return nil, err
 	}
-	return n.reg.seek(req, user, caller.Root()).willRun()
+	user, err := n.userFor(ctx, caller, o.req)
+	if err != nil {
+		return nil, err
+	}
+	s := n.reg.seek(o.place(), user, caller.Root())
+	reply, err := s.willRun()
+	if err != nil || s.found == nil {
+		return reply, err
+	}
+	spec := n.spec(o.req, user, s.found)
+	if o.know != nil {
+		o.know(spec)
+	}
+	if _, err := n.places.plan(spec); err != nil {
+		return nil, api.NewError(api.ResourceExhausted, err.Error())
+	}
+	if err := n.helpers(); err != nil {
+		return nil, numberError(err, o.req)
+	}
+	return reply, nil
 }
 
 func (n launcher) dryRunOf(ctx context.Context, spec *step.Spec, plan *launch.LimitPlan) (*api.DryRun, error) {

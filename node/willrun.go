@@ -32,14 +32,17 @@ func (s *seeker) willRun() (*api.WillRunReply, error) {
 		if err != nil {
 			return nil, api.Errorf(api.Internal, "internal error: it fits, and does not: %v", err)
 		}
-		return startsNow(sh), nil
+		return s.startsNow(sh, nil), nil
 	}
 	reply := r.line.startsLater(w.Err)
 	if len(r.line) == 0 {
 		reply.At = w.At
 	}
 	for _, has := range w.Holders {
-		h := api.Holder{JobID: has.ID, ID: fmt.Sprint(has.ID), CPUs: step.FormatCPUList(has.CPUs), Gres: srunopt.FormatAllocs(has.Gres), Until: endOf(r)(has)}
+		h := api.Holder{JobID: has.ID, ID: fmt.Sprint(has.ID), Gres: srunopt.FormatAllocs(has.Gres), Until: endOf(r)(has)}
+		if !has.Suspended { // else they are free
+			h.CPUs = step.FormatCPUList(has.CPUs)
+		}
 		if j := r.jobs[has.ID]; j != nil {
 			h.User = j.User
 		}
@@ -63,7 +66,7 @@ func (s *seeker) willRunIn(j *job) (*api.WillRunReply, error) {
 	switch {
 	case err == nil:
 		j.has.StepFinish(sh)
-		return startsNow(sh), nil
+		return s.startsNow(sh, j), nil
 	case !waits:
 		return startsNever(err), nil
 	}
@@ -104,7 +107,9 @@ func startsNever(err error) *api.WillRunReply {
 	return &api.WillRunReply{When: api.WhenNever, Why: err.Error(), Holders: []api.Holder{}, Ahead: []api.NodeWaiting{}}
 }
 
-func startsNow(sh selection.Share) *api.WillRunReply {
+// startsNow is the answer to a request that gets the share now, of the job or of the node.
+func (s *seeker) startsNow(sh selection.Share, j *job) *api.WillRunReply {
+	s.found = &admission{uid: s.uid, Share: sh, job: j}
 	reply := &api.WillRunReply{When: api.WhenNow, Holders: []api.Holder{}, Ahead: []api.NodeWaiting{}, CPUs: step.FormatCPUList(sh.CPUs), Gres: srunopt.FormatAllocs(sh.Gres)}
 	if sh.MB > 0 {
 		reply.MemoryMB = &sh.MB

@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"stepd/node/selection"
 	"stepd/node/state"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // TestWillRun: when a job of its own, and a step of a job, would start; and that the question takes
@@ -183,6 +185,103 @@ func TestWillRunInJob(t *testing.T) {
 		t.Errorf("what the job has never, behind another step: %+v", reply)
 	}
 	w.leave()
+}
+
+// TestWillRunHolders: a job that is being started has no number, and a suspended one has no CPUs that
+// it holds; the text says the same.
+func TestWillRunHolders(t *testing.T) {
+	r := testRegistry([]int{0, 1, 2, 3}, selection.Memory{MB: 1000, Consumable: true}, nil)
+	mem := func(n int, mb uint64) func(*step.Request) {
+		return func(req *step.Request) { req.NTasks, req.Mem = n, &mb }
+	}
+	a, err := admit(r, 1000, mem(2, 400))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(text string, want api.Holder) {
+		t.Helper()
+		req := request("x")
+		mem(1, 700)(&req)
+		s := r.seek(&req, step.User{UID: 1000}, false)
+		reply, err := s.willRun()
+		if err != nil || len(reply.Holders) != 1 || *reply.Holders[0].MemoryMB != 400 {
+			t.Fatalf("%+v, %v", reply, err)
+		}
+		h := reply.Holders[0]
+		if h.MemoryMB = nil; h != want {
+			t.Errorf("held by %+v, want %+v", h, want)
+		}
+		if _, _, err := s.try(); err == nil || !strings.HasSuffix(err.Error(), text) {
+			t.Errorf("%v, want %q", err, text)
+		}
+	}
+	ask("when is not known: a job is being started", api.Holder{ID: "0", CPUs: "0-1"})
+	r.newJob(a, state.Job{ID: 7, UID: 1000, User: "u"})
+	ask("when is not known: job 7 has no time limit", api.Holder{JobID: 7, ID: "7", User: "u", CPUs: "0-1"})
+	r.setSuspended(a.job, &state.Suspension{CPUsFree: true})
+	ask("when is not known: job 7 is suspended", api.Holder{JobID: 7, ID: "7", User: "u"})
+}
+
+// refusingLimits confine no step, and drain the node for it.
+type refusingLimits struct{}
+
+func (refusingLimits) Plan(*step.Spec) (*launch.LimitPlan, error) {
+	return nil, &launch.FaultError{Err: errors.New("no such controller")}
+}
+func (refusingLimits) Apply([]step.CgroupWrite) error { return nil }
+func (refusingLimits) Devices() bool                  { return false }
+
+// TestWillRunAsRun: what run refuses would not start now, and the question drains no node.
+func TestWillRunAsRun(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(*Config)
+		words  string // "" is now
+	}{
+		{"as it is", nil, ""},
+		{"limits", func(c *Config) { c.Limits = refusingLimits{} }, "no such controller"},
+		{"programs", func(c *Config) { c.Programs = []string{"/no/such/program"} }, "cannot start steps: cannot execute"},
+	} {
+		tn := start(t, t.TempDir(), c.change)
+		req := request("x")
+		reply, err := tn.API().WillRun(t.Context(), api.Peer{UID: 1000}, &api.RunRequest{Request: &req})
+		if c.words == "" && (err != nil || reply.When != api.WhenNow) || c.words != "" && (err == nil || !strings.Contains(err.Error(), c.words)) {
+			t.Errorf("%s: %+v, %v", c.name, reply, err)
+		}
+		if d := tn.doc(); d.State != "IDLE" {
+			t.Errorf("%s: the question has made the node %s: %s", c.name, d.State, d.Reason)
+		}
+		tn.stop()
+	}
+}
+
+// TestWillRunInteractive: an allocation's shell would start beside all else of the job, once.
+func TestWillRunInteractive(t *testing.T) {
+	tn := fresh(t)
+	c := newClient(t, 1000)
+	job, err := tn.alloc(c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tn.until(tn.stepOf(job, 1000, "wait"), step.Running)
+	other := tn.run(1000, request("wait"))
+	ask := func(job uint32) (*api.WillRunReply, error) {
+		req := request("wait")
+		req.Job, req.Interactive = &job, true
+		return tn.API().WillRun(t.Context(), api.Peer{UID: 1000}, &api.RunRequest{Request: &req})
+	}
+	if reply, err := ask(job); err != nil || reply.When != api.WhenNow {
+		t.Errorf("the shell: %+v, %v", reply, err)
+	}
+	if reply, err := ask(other.Job); err == nil || !strings.Contains(err.Error(), "was not made by alloc") {
+		t.Errorf("in a job of run: %+v, %v", reply, err)
+	}
+	shell := request("wait")
+	shell.Job, shell.Interactive = &job, true
+	tn.run(1000, shell)
+	if reply, err := ask(job); api.CodeOf(err) != api.FailedPrecondition {
+		t.Errorf("a second shell: %+v, %v", reply, err)
+	}
 }
 
 // TestSavedOf: what a job's record has of its resources, also the record of an older noded, whose
