@@ -25,14 +25,14 @@ func (n *node) resumes(t *testing.T) {
 
 // blackHole makes the node one that cannot start steps, and mends it again: its first step is refused
 // with the reason, others since the node is drained with it, over a restart too; none is kept as
-// FAILED; and the node comes back by itself.
-func (n *node) blackHole(t *testing.T, damage, mend func(), reason string) {
+// FAILED; and the node comes back by itself. first are options that the first step needs to fail.
+func (n *node) blackHole(t *testing.T, damage, mend func(), reason string, first ...string) {
 	t.Helper()
 	n.serves(t)
 	n.idle(t)
 	before := len(n.ps(t, "--all"))
 	damage()
-	if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, reason) || strings.Contains(r.err, "drained") {
+	if r := n.ctl(t, append(append([]string{"run"}, first...), "true")...); r.code != 1 || !strings.Contains(r.err, reason) || strings.Contains(r.err, "drained") {
 		t.Errorf("the first step: %v", r)
 	}
 	if doc := n.status(t); doc.State != "DRAINED" || !strings.Contains(doc.Reason, reason) {
@@ -88,7 +88,7 @@ func TestRootBlackHole(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
 	must(t, os.Mkdir(n.path("bin"), 0o755))
-	for _, name := range []string{"noded", "stepd", "spankhost"} {
+	for _, name := range []string{"noded", "stepd", "spankhost", "pmixhost"} {
 		text, err := os.ReadFile(binary(t, name))
 		must(t, err)
 		must(t, os.WriteFile(n.path("bin", name), text, 0o755))
@@ -105,6 +105,16 @@ func TestRootBlackHole(t *testing.T) {
 			n.blackHole(t, func() { must(t, os.Rename(path, path+".gone")) }, func() { must(t, os.Rename(path+".gone", path)) }, fmt.Sprintf("cannot execute %q", path))
 		})
 	}
+	t.Run("pmixhost missing", func(t *testing.T) {
+		path := n.path("bin", "pmixhost")
+		damage, mend := func() { must(t, os.Rename(path, path+".gone")) }, func() { must(t, os.Rename(path+".gone", path)) }
+		ok(t, "a step with it", n.ctl(t, "run", "--mpi=pmix", "true"))
+		damage()
+		ok(t, "a step of another type", n.ctl(t, "run", "--mpi=none", "true"))
+		n.idle(t)
+		mend()
+		n.blackHole(t, damage, mend, fmt.Sprintf("cannot execute %q", path), "--mpi=pmix")
+	})
 	t.Run("events gone", func(t *testing.T) {
 		// A file in its place, else noded makes it anew at once.
 		path := n.path("spool", "events")
@@ -182,4 +192,46 @@ func TestRootNoInodes(t *testing.T) {
 			must(t, os.Remove(name))
 		}
 	}, "no space left on device")
+}
+
+// TestRootDirectoriesGone: a spool or a run directory that is moved away drains the node with the
+// first step that needs it, and the node takes steps again when the directory is back. Another
+// directory in the spool's place is not taken for it.
+func TestRootDirectoriesGone(t *testing.T) {
+	waits(t)
+	for _, tc := range []struct{ name, reason, yet string }{
+		{"spool", "cannot create event log: ", "is not the directory that noded has opened: bring that back, or restart noded"},
+		{"run", "no such file or directory", "cannot ask the file system of the run directory"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := startNode(t, site{})
+			n.serves(t)
+			n.idle(t)
+			dir := n.path(tc.name)
+			must(t, os.Rename(dir, dir+".gone"))
+			if tc.name == "run" {
+				n.run += ".gone" // its socket serves as before
+			} else {
+				must(t, os.Mkdir(dir, 0o711))
+			}
+			if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, tc.reason) || strings.Contains(r.err, "drained") {
+				t.Errorf("the first step: %v", r)
+			}
+			n.logs(t, tc.yet)
+			if doc := n.idle(t); doc.State != "DRAINED" || !strings.Contains(doc.Reason, tc.reason) {
+				t.Errorf("the node is %s, %q", doc.State, doc.Reason)
+			}
+			if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "node is drained: ") {
+				t.Errorf("another step: %v", r)
+			}
+			if tc.name == "run" {
+				n.run = dir
+			} else if err := os.Remove(dir); err != nil {
+				t.Errorf("something is in the other directory: %v", err)
+			}
+			must(t, os.Rename(dir+".gone", dir))
+			n.resumes(t)
+			n.serves(t)
+		})
+	}
 }

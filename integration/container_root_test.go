@@ -170,7 +170,8 @@ func TestRootContainerOptions(t *testing.T) {
 
 // TestRootContainerFault: a BasePath in which no container can be made drains the node, with
 // the reason and what mends it: when noded starts, and with the job that finds it. A reload
-// with such a configuration is refused. Without containers a job has the node's own view.
+// with such a configuration is refused. When the cause has gone the node takes jobs again by itself.
+// Without containers a job has the node's own view.
 func TestRootContainerFault(t *testing.T) {
 	waits(t)
 	base := filepath.Join(containerBase(t), "base")
@@ -188,9 +189,7 @@ func TestRootContainerFault(t *testing.T) {
 	}
 	runs := func() {
 		t.Helper()
-		if r := n.do(t, call{args: []string{"node", "resume"}, root: true}); r.code != 0 {
-			t.Fatal(r)
-		}
+		n.resumes(t)
 		if r := n.ctl(t, "run", "true"); r.code != 0 {
 			t.Errorf("a job on the mended node: %v", r)
 		}

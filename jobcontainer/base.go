@@ -20,6 +20,8 @@ import (
 const (
 	// markerName says in BASE/TAG which node the directory belongs to.
 	markerName = ".node"
+	// tryName is the file that Try writes there. No node's own name begins with a dot.
+	tryName = markerName + "..try"
 	// markerMax bounds what is read of it.
 	markerMax = 4096
 )

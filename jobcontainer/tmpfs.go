@@ -83,6 +83,13 @@ func NewTmpfs(cfg Config) (*Tmpfs, error) {
 	return t, nil
 }
 
+// tag opens BASE/TAG, and makes it where it is missing.
+func (t *Tmpfs) tag() (*os.File, error) {
+	t.claim.Lock()
+	defer t.claim.Unlock()
+	return makeTag(&t.cfg)
+}
+
 // dropTag leaves BasePath as it was found when no job is left.
 func (t *Tmpfs) dropTag() error {
 	return dropTag(t.cfg.BasePath, t.cfg.NodeTag, t.cfg.NodeName)
@@ -139,9 +146,7 @@ func (t *Tmpfs) Create(ctx context.Context, job uint32, user step.User) error {
 	if err != nil {
 		return fmt.Errorf("cannot create the container of job %d: %w", job, err)
 	}
-	t.claim.Lock()
-	tag, err := makeTag(&t.cfg)
-	t.claim.Unlock()
+	tag, err := t.tag()
 	if err != nil {
 		return printable.JoinErrors(err, t.pins.release())
 	}
@@ -310,7 +315,7 @@ func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 	errs := []error{t.checkScripts()}
 	found, err := jobNames(pins)
 	errs = append(errs, err)
-	tag, err := makeTag(&t.cfg)
+	tag, err := t.tag()
 	errs = append(errs, err)
 	if err == nil {
 		more, err := jobNames(tag)
@@ -327,6 +332,22 @@ func (t *Tmpfs) Restore(ctx context.Context, running []uint32) error {
 		errs = append(errs, t.adopt(pins, job))
 	}
 	return printable.JoinErrors(append(errs, t.pins.release())...)
+}
+
+// Try returns why no container can be made: it does what Create does first, writes a file in
+// BASE/TAG, and leaves nothing.
+func (t *Tmpfs) Try() error {
+	if err := t.checkScripts(); err != nil {
+		return err
+	}
+	if _, err := t.pins.acquire(); err != nil {
+		return fmt.Errorf("cannot make job containers: %w", err)
+	}
+	tag, err := t.tag()
+	if err == nil {
+		err = printable.JoinErrors(writeSmall(tag, tryName, ""), removeAt(tag, tryName, 0), tag.Close())
+	}
+	return printable.JoinErrors(err, t.pins.release())
 }
 
 // Fini closes all that is open, when nothing goes on any more. The containers stay, and
@@ -470,6 +491,9 @@ func (None) Delete(context.Context, uint32) error { return nil }
 
 // Restore does nothing.
 func (None) Restore(context.Context, []uint32) error { return nil }
+
+// Try does nothing.
+func (None) Try() error { return nil }
 
 // Fini does nothing.
 func (None) Fini() error { return nil }

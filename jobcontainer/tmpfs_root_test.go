@@ -420,3 +420,47 @@ func TestRootFullBasePath(t *testing.T) {
 	f.create(c, 2)
 	f.remove(c, 2)
 }
+
+// TestRootTry: Try finds what keeps the next job from its container, also while another one has
+// one, and leaves nothing.
+func TestRootTry(t *testing.T) {
+	f := newFixture(t)
+	f.cfg.AutoBasePath = false
+	base, script := f.cfg.BasePath, f.top+"/init.sh"
+	f.cfg.InitScript = script
+	c, err := NewTmpfs(f.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := func(when, want string) {
+		t.Helper()
+		switch err := c.Try(); {
+		case want == "" && err != nil, want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %v, want %q", when, err, want)
+		}
+	}
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	is("without the script", "no such file or directory (InitScript= in job_container.conf)")
+	do(os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755))
+	is("without BasePath", "make it or set AutoBasePath=true")
+	do(os.Mkdir(base, 0o777))
+	do(os.Chmod(base, 0o777))
+	is("in a directory of all users", "chmod go-w "+base)
+	do(syscall.Mount("tmpfs", base, "tmpfs", 0, "mode=755"))
+	defer syscall.Unmount(base, syscall.MNT_DETACH)
+	is("mended", "")
+	f.wantNothing()
+	do(c.Restore(t.Context(), nil))
+	f.create(c, 1)
+	do(syscall.Mount("", base, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	is("on a read-only file system", syscall.EROFS.Error())
+	do(syscall.Mount("", base, "", syscall.MS_REMOUNT, ""))
+	is("writable again", "")
+	f.remove(c, 1)
+	f.wantNothing()
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"syscall"
 	"time"
@@ -19,7 +20,7 @@ const ableMax = 2 * time.Second
 
 // able returns why the node can start no step, nil where it can: it tries what a step needs.
 func (n *Node) able() error {
-	if err := n.helpers(); err != nil {
+	if err := n.helpers(slices.Sorted(maps.Keys(n.cfg.MPIPrograms))...); err != nil {
 		return err
 	}
 	if err := n.store.Unwritable(); err != nil {
@@ -30,12 +31,21 @@ func (n *Node) able() error {
 	for _, t := range append(n.spoolWatch.Look(ctx), n.runWatch.Look(ctx)...) {
 		return errors.New(t.Text)
 	}
-	return n.spool.Try(n.opened)
+	if err := n.spool.Try(n.opened); err != nil {
+		return err
+	}
+	return n.cfg.Containers.Try()
 }
 
-// helpers returns which program is missing without which no step starts.
-func (n *Node) helpers() error {
-	for _, path := range n.cfg.Programs {
+// helpers returns which program is missing without which no step of these MPI types starts.
+func (n *Node) helpers(mpi ...string) error {
+	paths := slices.Clone(n.cfg.Programs)
+	for _, name := range mpi {
+		if path, ok := n.cfg.MPIPrograms[name]; ok {
+			paths = append(paths, path)
+		}
+	}
+	for _, path := range paths {
 		if err := unix.Access(path, unix.X_OK); err != nil {
 			return fmt.Errorf("cannot start steps: cannot execute %q: %w", path, err)
 		}

@@ -83,8 +83,10 @@ type Config struct {
 
 	// StepdPath is the stepd program, absolute.
 	StepdPath string
-	// Programs are those without which no step starts.
-	Programs []string
+	// Programs are those without which no step starts, MPIPrograms those without which none of an
+	// MPI type does.
+	Programs    []string
+	MPIPrograms map[string]string
 	// StepdLog is a log file that stepds append to by themselves. nil: what they
 	// write to their standard error comes through noded to Log.Out.
 	StepdLog *os.File
@@ -273,7 +275,7 @@ func (c *Config) debug(log *logrus.Entry, flag, format string, args ...any) {
 type Containers interface {
 	// Create makes the job's container before its first step. It is called for
 	// every step: a job keeps the one that it has, and one that lost it takes
-	// no more. A *launch.FaultError drains the node.
+	// no more. A *launch.FaultError drains the node until Try succeeds.
 	Create(ctx context.Context, job uint32, user step.User) error
 	// Join returns the namespaces that processes of the job enter; Mount is nil
 	// for a job without a container. The caller closes them. An error says why the
@@ -287,8 +289,10 @@ type Containers interface {
 	// Delete removes the container after the job's last step.
 	Delete(ctx context.Context, job uint32) error
 	// Restore begins: it tries whether containers can be made, takes over the containers of
-	// jobs that run and removes all others. A *launch.FaultError drains the node.
+	// jobs that run and removes all others. A *launch.FaultError drains the node as Create's.
 	Restore(ctx context.Context, running []uint32) error
+	// Try returns why no container can be made, and makes none. It may be called before Restore.
+	Try() error
 	// Fini ends it, when nothing goes on any more; jobs keep their containers for the next
 	// noded, which a reload begins at once, with the configuration as it is then.
 	Fini() error

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -85,12 +86,11 @@ func TestContainerCalls(t *testing.T) {
 }
 
 // TestContainerFault: a failure that would be every job's drains the node, at its start and
-// with the job that finds it; another one does not.
+// with the job that finds it, until containers can be made; another one does not.
 func TestContainerFault(t *testing.T) {
 	fault := &launch.FaultError{Err: errors.New("no BasePath")}
 	t.Run("of every job", func(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = fmt.Errorf("create: %w", fault) })
-		defer tn.stop()
 		if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); api.CodeOf(err) != api.Internal {
 			t.Errorf("Run: %v", err)
 		}
@@ -100,6 +100,7 @@ func TestContainerFault(t *testing.T) {
 		if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); api.CodeOf(err) != api.FailedPrecondition {
 			t.Errorf("Run on the drained node: %v", err)
 		}
+		mended(t, tn)
 	})
 	t.Run("of one job", func(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = errors.New("its script fails") })
@@ -117,5 +118,21 @@ func TestContainerFault(t *testing.T) {
 			}
 			tn.stop()
 		}
+		mended(t, start(t, dir, func(c *Config) { c.Containers.(*fakeContainers).init = fault }))
 	})
+}
+
+// mended waits until the node takes jobs by itself, since containers can be made again, and stops it.
+func mended(t *testing.T, tn *testNode) {
+	t.Helper()
+	defer tn.stop()
+	tn.containers.mend()
+	for deadline := time.Now().Add(testTimeout); tn.gate.DrainNow().Drained; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the drain is %+v", tn.gate.DrainNow())
+		}
+	}
+	if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); err != nil {
+		t.Errorf("Run on the mended node: %v", err)
+	}
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -127,6 +128,18 @@ func (c *fakeContainers) Restore(_ context.Context, running []uint32) error {
 		c.jobs[j] = true
 	}
 	return c.init
+}
+
+func (c *fakeContainers) Try() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cmp.Or(c.fail, c.init)
+}
+
+func (c *fakeContainers) mend() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fail, c.init = nil, nil
 }
 
 func (c *fakeContainers) has(job uint32) bool {

@@ -475,6 +475,7 @@ func (n *Node) stepdLog() (*child.Stderr, *os.File, error) {
 type places struct {
 	*Config
 	drain func(reason string)
+	fault func(reason string) // drains until Node.able
 }
 
 // check refuses a step whose limits cannot be had, before it has a number.
@@ -487,14 +488,14 @@ func (p *places) check(spec *step.Spec) error {
 	if err == nil {
 		return nil
 	}
-	p.blame(err)
+	blameNode(err, p.drain)
 	return api.NewError(api.ResourceExhausted, "the step cannot be confined: "+err.Error())
 }
 
-// blame drains the node where it is at fault.
-func (p *places) blame(err error) {
+// blameNode drains the node where it is at fault.
+func blameNode(err error, drain func(reason string)) {
 	if fault, ok := errors.AsType[*launch.FaultError](err); ok {
-		p.drain(fault.Error())
+		drain(fault.Error())
 	}
 }
 
@@ -502,7 +503,7 @@ func (p *places) blame(err error) {
 func (p *places) contain(ctx context.Context, job uint32, user step.User) error {
 	p.debug(p.Log.WithField("job", job), "JobContainer", "create for uid %d", user.UID)
 	err := p.Containers.Create(ctx, job, user)
-	p.blame(err)
+	blameNode(err, p.fault)
 	return err
 }
 

@@ -110,7 +110,7 @@ func New(cfg Config) (*Node, error) {
 	n.runWatch = &spool.Room{What: "run directory", Dir: cfg.RunDir}
 	n.reg.killWait = time.Duration(cfg.Site.KillWaitS) * time.Second
 	n.scripts = n.newScripts()
-	n.places = places{&n.cfg, func(reason string) { n.health.Drain(reason) }}
+	n.places = places{&n.cfg, func(reason string) { n.health.Drain(reason) }, func(reason string) { n.health.Fault(reason) }}
 	if err := n.open(); err != nil {
 		n.unlock()
 		return nil, err

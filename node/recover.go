@@ -184,7 +184,7 @@ func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32]
 	r.n.cfg.debug(logrus.NewEntry(r.n.log), "JobContainer", "restore, with the jobs %v", jobIDs)
 	if err := r.n.cfg.Containers.Restore(ctx, jobIDs); err != nil {
 		r.n.log.Errorf("cannot restore job containers: %v", err)
-		r.n.places.blame(err)
+		blameNode(err, r.n.places.fault)
 	}
 	for _, j := range jobs {
 		r.job(*j, left[j.ID])

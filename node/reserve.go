@@ -128,7 +128,7 @@ func (n launcher) reserveAdmitted(caller api.Peer, user step.User, a *admission,
 	var f *follower
 	err := n.places.check(spec)
 	if err == nil {
-		err = n.helpers()
+		err = n.helpers(spec.MPI)
 	}
 	if err == nil {
 		f, err = n.number(spec, a, in)

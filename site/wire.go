@@ -63,7 +63,7 @@ func (s *Site) Config(log *logrus.Logger, logFile *os.File, plugins *Plugstack) 
 	}
 	cfg := node.Config{
 		Version: build.Version(),
-		RunDir:  s.Run, SpoolDir: s.Spool, SlurmdSpool: s.conf.SlurmdSpoolDir, Log: log, StepdLog: logFile, StepdPath: stepd, Programs: []string{stepd, spankhost},
+		RunDir:  s.Run, SpoolDir: s.Spool, SlurmdSpool: s.conf.SlurmdSpoolDir, Log: log, StepdLog: logFile, StepdPath: stepd, Programs: []string{stepd, spankhost}, MPIPrograms: mpiPrograms(stepd),
 		NodeName: s.conf.Node.Name, Site: s.steps(has.unbindable, log),
 
 		Select: selected, MemoryBytes: has.memory,
@@ -374,6 +374,15 @@ func programs() (stepd, spankhost string, err error) {
 	}
 	spankhost, err = program(self, "spankhost")
 	return stepd, spankhost, err
+}
+
+// mpiPrograms are the programs of MPI types that this installation has, beside stepd.
+func mpiPrograms(stepd string) map[string]string {
+	out := make(map[string]string)
+	if path := filepath.Join(filepath.Dir(stepd), "pmixhost"); unix.Access(path, unix.X_OK) == nil {
+		out[mpi.PMIx] = path
+	}
+	return out
 }
 
 // machineCPUs lists the CPUs that noded itself may run on: those that it can

@@ -29,7 +29,7 @@ func (h *Health) Fault(reason string) {
 func (h *Health) awaitAble() {
 	again := time.NewTicker(lookAgain)
 	defer again.Stop()
-	for {
+	for last := ""; ; {
 		select {
 		case <-again.C:
 		case <-h.cfg.Stopping: // the next noded goes on
@@ -44,6 +44,10 @@ func (h *Health) awaitAble() {
 			over = true
 		}
 		h.mu.Unlock()
+		if err != nil && !over && err.Error() != last {
+			last = err.Error()
+			h.cfg.Log.Warnf("the node cannot start steps yet: %s", last)
+		}
 		if over {
 			return
 		}
