@@ -102,6 +102,9 @@ var chaosKinds = map[string]func(s *chaosStep, bin, script string) []string{
 	"pmi2": func(s *chaosStep, _, script string) []string {
 		return []string{"run", "-J", s.name, "-n", strconv.Itoa(s.tasks), "--mpi=pmi2", "bash", "-c", script}
 	},
+	"pmix": func(s *chaosStep, _, script string) []string {
+		return []string{"run", "-J", s.name, "-n", strconv.Itoa(s.tasks), "--mpi=pmix", "bash", "-c", script}
+	},
 	"batch": func(s *chaosStep, _, script string) []string {
 		return []string{"batch", "-J", s.name, "-W", "-o", "/dev/null", "--wrap", script}
 	},
@@ -131,14 +134,18 @@ func (r *chaosRound) String() string {
 // draw draws a round. The same seed and number give the same.
 func (c *chaos) draw(seed uint64, number int) *chaosRound {
 	r := &chaosRound{chaos: c, number: number, random: rand.New(rand.NewPCG(seed, uint64(number)))}
-	kinds := []string{"run", "pmi2", "batch", "alloc"}
+	r.fault = chaosFaults[r.random.IntN(len(chaosFaults))]
+	kinds := []string{"run", "pmi2", "pmix", "batch", "alloc"}
 	for i := range 1 + r.random.IntN(chaosAtOnce) {
 		s := &chaosStep{
 			name: fmt.Sprintf("chaos-%d-%d", number, i), kind: kinds[r.random.IntN(len(kinds))], tasks: 1,
 			sleep: time.Duration(r.random.IntN(150)) * time.Millisecond,
 		}
+		if i == 0 && strings.HasSuffix(r.fault, " pmixhost") { // else there may be none
+			s.kind = "pmix"
+		}
 		s.dir = filepath.Join(c.n.wd, s.name)
-		if s.kind == "run" || s.kind == "pmi2" {
+		if s.kind != "batch" && s.kind != "alloc" {
 			s.tasks += r.random.IntN(4)
 		}
 		for range s.tasks {
@@ -146,16 +153,15 @@ func (c *chaos) draw(seed uint64, number int) *chaosRound {
 		}
 		r.steps = append(r.steps, s)
 	}
-	r.fault = chaosFaults[r.random.IntN(len(chaosFaults))]
 	r.after = time.Duration(r.random.Int64N(int64(chaosWithin))).Round(100 * time.Microsecond)
 	return r
 }
 
 // chaosFaults are a verb and its victim. TestRootUnkillable skips where no mount can hang.
 var chaosFaults = []string{
-	"kill noded", "kill stepd", "kill spankhost", "kill stepctl",
-	"segfault noded", "segfault stepd", "segfault spankhost", "segfault stepctl",
-	"stop noded", "stop stepd", "stop spankhost", "stop stepctl",
+	"kill noded", "kill stepd", "kill spankhost", "kill pmixhost", "kill stepctl",
+	"segfault noded", "segfault stepd", "segfault spankhost", "segfault pmixhost", "segfault stepctl",
+	"stop noded", "stop stepd", "stop spankhost", "stop pmixhost", "stop stepctl",
 	"fill spool", "damage spool", "damage run", "hang mount",
 }
 
@@ -229,7 +235,7 @@ func (r *chaosRound) drained(t *testing.T, reason string) {
 		"fill spool": {"spool", "no space"}, "damage spool": {"damage"}, "damage run": {"damage"}, "hang mount": {"unkillable", "left", "kill"},
 	}[r.fault]
 	if because == nil { // a required plugin or helper that died with a kill
-		because = []string{"SIGKILL", "SIGSEGV", "spankhost", "stepd"}
+		because = []string{"SIGKILL", "SIGSEGV", "spankhost", "stepd", "pmixhost"}
 	}
 	if !slices.ContainsFunc(because, func(word string) bool { return strings.Contains(reason, word) }) {
 		t.Errorf("the node is drained: %q", reason)

@@ -46,9 +46,12 @@ func TestRootGone(t *testing.T) {
 		// limit is what the kernel may take from SIGKILL to the step's end, beside others
 		// that want the CPUs.
 		limit time.Duration
-		extra func(t *testing.T, pid int)
+		// toKill and toEnd bound the times from the cancel to SIGKILL and to the step's end, in
+		// which KillWait is 1 s; 0 is no bound.
+		toKill, toEnd time.Duration
+		extra         func(t *testing.T, pid int)
 	}{
-		{name: "fork bomb", argv: []string{"bash", "-c", bomb}, least: 200, limit: 20 * time.Second},
+		{name: "fork bomb", argv: []string{"bash", "-c", bomb}, least: 200, limit: 20 * time.Second, toKill: 2 * time.Second, toEnd: 3 * time.Second},
 		{name: "5000 daemons", argv: []string{daemons, strconv.Itoa(many)}, least: many + 1, limit: 20 * time.Second},
 		{name: "stopped", argv: []string{"sh", "-c", stopped}, least: 9, limit: 10 * time.Second},
 		{name: "frozen", argv: []string{daemons, "20"}, least: 21, limit: 10 * time.Second, extra: freezeStep},
@@ -80,15 +83,26 @@ func TestRootGone(t *testing.T) {
 			if tc.extra != nil {
 				tc.extra(t, *n.show(t, id).Tasks[0].PID)
 			}
+			began := time.Now()
 			ok(t, "cancel", n.ctl(t, "cancel", id))
 			if r := p.wait(t); r.code != 137 && r.code != 143 {
 				t.Errorf("run: %v: %s", r, readFile(t, out.Name()))
 			}
 			n.checkClean(t)
+			killed, ended := n.killTimes(t, id)
 			took := n.killTime(t, id)
-			t.Logf("%d processes: %v from SIGKILL to the step's end", had, took)
+			t.Logf("%d processes: SIGKILL %v after the cancel, the step's end %v after it, %v from one to the other", had, killed.Sub(began), ended.Sub(began), took)
 			if limit := tc.limit * time.Duration(testkit.Slower()); took > limit {
 				t.Errorf("it took %v from SIGKILL to the step's end, want at most %v", took, limit)
+			}
+			for _, b := range []struct {
+				what string
+				took time.Duration
+				most time.Duration
+			}{{"SIGKILL", killed.Sub(began), tc.toKill}, {"the step's end", ended.Sub(began), tc.toEnd}} {
+				if most := b.most * time.Duration(testkit.Slower()); most > 0 && (b.took < time.Second || b.took > most) {
+					t.Errorf("%s was %v after the cancel, want 1s (KillWait) to %v", b.what, b.took, most)
+				}
 			}
 		})
 	}
@@ -129,7 +143,17 @@ func freezeStep(t *testing.T, pid int) {
 // 0 where SIGTERM has ended it.
 func (n *node) killTime(t testing.TB, id string) time.Duration {
 	t.Helper()
-	var killed, ended time.Time
+	killed, ended := n.killTimes(t, id)
+	if killed.IsZero() {
+		return 0
+	}
+	return ended.Sub(killed)
+}
+
+// killTimes are the times of the SIGKILL of a step, zero where SIGTERM has ended it, and of its end,
+// by its event log.
+func (n *node) killTimes(t testing.TB, id string) (killed, ended time.Time) {
+	t.Helper()
 	for line := range strings.Lines(n.ctl(t, "events", id).out) {
 		var e struct {
 			Time   time.Time `json:"time"`
@@ -147,10 +171,7 @@ func (n *node) killTime(t testing.TB, id string) time.Duration {
 	if ended.IsZero() {
 		t.Errorf("step %s: no end in its event log", id)
 	}
-	if killed.IsZero() {
-		return 0
-	}
-	return ended.Sub(killed)
+	return killed, ended
 }
 
 // footprint is what a noded takes, and what there is of it on the machine.

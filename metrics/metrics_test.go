@@ -141,21 +141,63 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestSilentClients: those that say nothing do not keep others out for ever.
-func TestSilentClients(t *testing.T) {
-	m := New()
+// silent serves a page to which as many clients as may be, and more, are connected and say nothing.
+func silent(t *testing.T) (s *Server, clients []net.Conn) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := m.Serve(l, always, func(err error) { t.Error(err) })
+	s = New().Serve(l, always, func(err error) { t.Error(err) })
+	t.Cleanup(s.Close)
 	for range connsMax + 3 {
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { c.Close() })
+		clients = append(clients, c)
 	}
+	return s, clients
+}
+
+// TestSilentClientsEnd: a connection that says nothing, or half a request, is closed after two seconds,
+// and a client that comes behind as many as may be is served then.
+func TestSilentClientsEnd(t *testing.T) {
+	began := time.Now()
+	_, clients := silent(t)
+	if _, err := io.WriteString(clients[1], "GET /livez HTTP/1.1\r\nHost:"); err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: 10 * time.Second}
+	r, err := client.Get("http://" + clients[0].RemoteAddr().String() + "/livez")
+	served := time.Since(began)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	if b, err := io.ReadAll(r.Body); err != nil || string(b) != "ok\n" {
+		t.Errorf("behind silent clients: %q, %v", b, err)
+	}
+	const silence, tolerated = 2 * time.Second, 2 * time.Second
+	if served < silence || served > silence+tolerated {
+		t.Errorf("the client was served after %v: want %v to %v", served, silence, silence+tolerated)
+	}
+	for i, c := range clients {
+		end := began.Add(silence + tolerated)
+		if i >= connsMax { // it was taken when one of the others had ended
+			end = end.Add(silence)
+		}
+		_ = c.SetReadDeadline(end)
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("silent client %d is connected after %v", i, time.Since(began))
+		}
+	}
+}
+
+// TestSilentClients: connections that say nothing do not hold up Close.
+func TestSilentClients(t *testing.T) {
+	s, _ := silent(t)
 	closed := make(chan struct{})
 	go func() { s.Close(); close(closed) }()
 	select {

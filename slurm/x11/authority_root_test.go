@@ -2,10 +2,14 @@ package x11
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -80,5 +84,43 @@ func TestRootKeyInContainer(t *testing.T) {
 	}
 	if inside := names(cfg.Namespace); len(inside) != 0 {
 		t.Errorf("left: %q", inside)
+	}
+}
+
+// TestRootSilentOther: a connection of another user's that says nothing ends after two seconds, while
+// root's has its half minute.
+func TestRootSilentOther(t *testing.T) {
+	testkit.RequireRoot(t)
+	const owner, other = 65534, 65533
+	x := newXServer(t)
+	cfg := x.config()
+	cfg.Owner, cfg.Dir = linux.User{UID: owner, GID: owner, Groups: []uint32{owner}}, "/tmp"
+	f := x.start(cfg)
+	roots := dial(t, f, "127.0.0.1")
+	began, dialled := time.Now(), make(chan *net.TCPConn)
+	go func() {
+		runtime.LockOSThread() // and it ends with the goroutine: a socket is whose the thread is
+		if err := unix.Setfsuid(other); err != nil {
+			t.Error(err)
+		}
+		c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", fmt.Sprint(portBase+f.authority.Display)))
+		if err != nil {
+			t.Error(err)
+			close(dialled)
+			return
+		}
+		dialled <- c.(*net.TCPConn)
+	}()
+	c, ok := <-dialled
+	if !ok {
+		return
+	}
+	ends(t, "a silent client", within(t, c))
+	if took := time.Since(began); took < otherHelloMax || took > 2*otherHelloMax {
+		t.Errorf("it took %v, want %v", took, otherHelloMax)
+	}
+	roots.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := roots.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("root's connection: %v", err)
 	}
 }
