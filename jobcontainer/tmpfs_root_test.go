@@ -445,6 +445,15 @@ func TestRootTry(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	nothing := func() {
+		t.Helper()
+		if left, err := os.ReadDir(base); err != nil || len(left) > 0 {
+			t.Errorf("BasePath has %v, %v", left, err)
+		}
+		if m := mountsWith(t, f.cfg.RunDir); len(m) > 0 {
+			t.Errorf("still mounted: %q", m)
+		}
+	}
 	is("without the script", "no such file or directory (InitScript= in job_container.conf)")
 	do(os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755))
 	is("without BasePath", "make it or set AutoBasePath=true")
@@ -454,7 +463,7 @@ func TestRootTry(t *testing.T) {
 	do(syscall.Mount("tmpfs", base, "tmpfs", 0, "mode=755"))
 	defer syscall.Unmount(base, syscall.MNT_DETACH)
 	is("mended", "")
-	f.wantNothing()
+	nothing()
 	do(c.Restore(t.Context(), nil))
 	f.create(c, 1)
 	do(syscall.Mount("", base, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
@@ -462,5 +471,5 @@ func TestRootTry(t *testing.T) {
 	do(syscall.Mount("", base, "", syscall.MS_REMOUNT, ""))
 	is("writable again", "")
 	f.remove(c, 1)
-	f.wantNothing()
+	nothing()
 }
