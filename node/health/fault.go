@@ -25,8 +25,16 @@ func (h *Health) Fault(reason string) {
 	h.cfg.Go(h.awaitAble)
 }
 
-// awaitAble ends the drain of Fault when the node can start steps, unless an administrator has.
+// awaitAble ends the drain of Fault when the node can start steps, unless an administrator has. Only
+// one call at a time does so.
 func (h *Health) awaitAble() {
+	h.mu.Lock()
+	begun := h.trying
+	h.trying = true
+	h.mu.Unlock()
+	if begun {
+		return
+	}
 	again := time.NewTicker(lookAgain)
 	defer again.Stop()
 	for last := ""; ; {
@@ -43,6 +51,7 @@ func (h *Health) awaitAble() {
 			h.cfg.Log.Info("the node can start steps: it is not drained any more")
 			over = true
 		}
+		h.trying = !over
 		h.mu.Unlock()
 		if err != nil && !over && err.Error() != last {
 			last = err.Error()

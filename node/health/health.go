@@ -68,6 +68,7 @@ type Health struct {
 	mu      sync.Mutex              // orders changes of the drain, too
 	held    map[step.ID]*state.Held // guarded by mu
 	awaited map[step.ID]bool        // guarded by mu: the steps whose end a goroutine waits for
+	trying  bool                    // guarded by mu: a goroutine is in awaitAble
 }
 
 // New restores what an earlier noded has stored. It drains the node where the state has lost
