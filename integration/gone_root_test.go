@@ -46,7 +46,7 @@ func TestRootGone(t *testing.T) {
 		// limit is what the kernel may take from SIGKILL to the step's end, beside others
 		// that want the CPUs.
 		limit time.Duration
-		// toKill and toEnd bound the times from the cancel to SIGKILL and to the step's end, in
+		// toKill and toEnd bound the times from the cancel to SIGKILL and to the step's end, of
 		// which KillWait is 1 s; 0 is no bound.
 		toKill, toEnd time.Duration
 		extra         func(t *testing.T, pid int)

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step/launch"
 )
 
@@ -305,14 +306,22 @@ func (c *Cgroup) Spare(pid int) {
 
 // Escaped finds living processes of the step that are in none of its cgroups:
 // of tasks, and of the descendants of the caller, stepd, to which all orphans of
-// the step come (PR_SET_CHILD_SUBREAPER).
+// the step come (PR_SET_CHILD_SUBREAPER). Processes that start meanwhile are passed over: where the
+// step's fork without end, one more is always found.
 func (c *Cgroup) Escaped(tasks []int) ([]launch.Escape, error) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	if c.tasks == nil {
 		return nil, nil
 	}
-	below, err := descendantsBy(c.children, os.Getpid())
+	began := linux.TicksSinceBoot()
+	below, err := descendantsBy(func(pid int) ([]int, error) {
+		pids, err := c.children(pid)
+		return slices.DeleteFunc(pids, func(pid int) bool {
+			start, err := linux.StartTime(pid)
+			return err != nil || start > began // it has ended, or is new
+		}), err
+	}, os.Getpid())
 	if err != nil {
 		return nil, err
 	}

@@ -278,7 +278,7 @@ type killer struct {
 // long they have until SIGKILL. A suspended step gets SIGKILL at once, as in Slurm: to
 // wake it would give it KillWait on a node that it was to leave alone. So does one that
 // uses too much memory.
-func (k *killer) terminate() (seconds int) {
+func (k *killer) terminate() (left time.Duration) {
 	k.struck = k.tasks.living()
 	if c := k.causes.endedBy(); k.suspension.end() || c.kind == byMemory || c.kill {
 		return 0
@@ -289,9 +289,10 @@ func (k *killer) terminate() (seconds int) {
 	if err := k.tracker.Signal(syscall.SIGTERM); err != nil {
 		k.messages.log(err.Error())
 	}
+	end := time.Now().Add(wait) // a search among processes that fork without end takes long
 	k.tracker.Signal(syscall.SIGCONT)
 	k.signalEscaped(syscall.SIGTERM)
-	return k.plan.Spec.KillWaitS
+	return max(0, time.Until(end))
 }
 
 // kill sends SIGKILL to all that is left of the tasks and waits for their end.
@@ -300,6 +301,10 @@ func (k *killer) kill() error {
 	k.host.evict()
 	ctx, cancel := k.budget.context()
 	defer cancel()
+	// First the processes that may fork without end: the search is long beside them.
+	if err := k.tracker.Signal(syscall.SIGKILL); err != nil {
+		k.messages.log(err.Error())
+	}
 	k.signalEscaped(syscall.SIGKILL)
 	return k.budget.spent(k.tracker.Kill(ctx))
 }

@@ -201,7 +201,7 @@ func (l *loop) next() error {
 		l.stops.kill()
 	case <-l.cancelled:
 		l.cancelled = nil
-		l.kill.in(time.Duration(l.killer.terminate()) * time.Second) // before it is reported: a slow reader must not delay it
+		l.kill.in(l.killer.terminate()) // before it is reported: a slow reader must not delay it
 		l.messages.sayCancelled(l.causes.endedBy())
 	case <-l.kill.c:
 		return l.killRest()
