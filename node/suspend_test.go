@@ -204,8 +204,11 @@ func TestSuspendAfterResume(t *testing.T) {
 	tn := fresh(t)
 	id := tn.run(1000, request("wait"))
 	tn.until(id, step.Running)
-	whole := &api.RefRequest{StepRef: api.StepRef{JobID: id.Job}}
-	if _, err := tn.svc.ask(as(1000), "suspend", whole); err != nil {
+	ask := func(verb string) error {
+		_, err := tn.svc.ask(as(1000), verb, &api.RefRequest{StepRef: api.StepRef{JobID: id.Job}})
+		return err
+	}
+	if err := ask("suspend"); err != nil {
 		t.Fatal(err)
 	}
 	l, err := bindIn(tn.spool.StepsDir(), tn.spool.SocketName(id), unix.SOCK_SEQPACKET)
@@ -229,13 +232,9 @@ func TestSuspendAfterResume(t *testing.T) {
 		return fd
 	}
 	answers := make(chan error, 2)
-	request := func(verb string) {
-		_, err := tn.svc.ask(as(1000), verb, whole)
-		answers <- err
-	}
-	go request("unsuspend")
+	go func() { answers <- ask("unsuspend") }()
 	resume := asked(testTimeout)
-	go request("suspend")
+	go func() { answers <- ask("suspend") }()
 	if asked(200*time.Millisecond) >= 0 {
 		t.Error("the step is asked to suspend before it has answered the resume")
 	}
