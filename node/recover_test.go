@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -433,4 +435,68 @@ func TestRestartSparesPlaces(t *testing.T) {
 			t.Errorf("place %s is left of the job", p)
 		}
 	}
+}
+
+// TestRestartSharesOfSteps: what steps of a job have for themselves, CPUs and generic resources, is
+// theirs after a restart, no other step gets it, and it is given back once.
+func TestRestartSharesOfSteps(t *testing.T) {
+	dir := t.TempDir()
+	gpus := func(c *Config) {
+		c.Select.Gres = []selection.Gres{{Name: "gpu", Count: 3, Files: [][]string{{"/dev/g0"}, {"/dev/g1"}, {"/dev/g2"}}}}
+	}
+	tn := start(t, dir, gpus)
+	c := newClient(t, 1000)
+	job, err := tn.alloc(c, func(r *step.Request) { r.NTasks, r.Gres = 4, wantGres(t, "gpu:3") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks := func(n int, gres string) step.Request {
+		req := request("wait")
+		req.Job, req.NTasks, req.Gres = &job, n, wantGres(t, gres)
+		return req
+	}
+	steps := []step.ID{tn.run(1000, asks(2, "gpu:1")), tn.run(1000, asks(1, "gpu:1"))}
+	var before []selection.Share
+	for _, id := range steps {
+		tn.until(id, step.Running)
+		before = append(before, tn.reg.follower(id).share)
+	}
+	if a, b := before[0], before[1]; !a.Alone || !b.Alone || len(a.Held) != 1 || len(b.Held) != 1 {
+		t.Fatalf("the steps have %+v and %+v", a, b)
+	}
+	kill := tn.asKilled()
+	tn.stop()
+	kill()
+	tn = start(t, dir, gpus)
+	t.Cleanup(func() { tn.stop() })
+	for i, id := range steps {
+		tn.until(id, step.Running)
+		if after := tn.reg.follower(id).share; !reflect.DeepEqual(after, before[i]) {
+			t.Errorf("step %s has %+v after the restart, and had %+v", id, after, before[i])
+		}
+	}
+	for _, refused := range []struct{ req, words string }{
+		{"2 gpu:1", "it needs 2 CPUs, and of 4 CPUs 1 are free"},
+		{"1 gpu:2", "of 3 gpu 1 are free: step 1.0 has gpu:1(IDX:0), step 1.1 has gpu:1(IDX:1)"},
+	} {
+		n, gres, _ := strings.Cut(refused.req, " ")
+		_, err := tn.svc.Run(as(1000), runRequest(asks(int(n[0]-'0'), gres)))
+		if api.CodeOf(err) != api.ResourceExhausted || !strings.Contains(err.Error(), refused.words) {
+			t.Errorf("%s: %v, want %q", refused.req, err, refused.words)
+		}
+	}
+	third := tn.run(1000, asks(1, "gpu:1"))
+	if sh := tn.reg.follower(third).share; !slices.Equal(sh.CPUs, []int{3}) || len(sh.Held) != 1 || !slices.Equal(sh.Held[0].Index, []int{2}) {
+		t.Errorf("the third step has %+v", sh)
+	}
+	if err := tn.cancel(steps[0]); err != nil {
+		t.Fatal(err)
+	}
+	tn.wait(steps[0])
+	again := tn.run(1000, asks(2, "gpu:1"))
+	if sh := tn.reg.follower(again).share; !slices.Equal(sh.CPUs, before[0].CPUs) || !reflect.DeepEqual(sh.Held, before[0].Held) {
+		t.Errorf("the step after it has %+v, want what that had: %+v", sh, before[0])
+	}
+	c.kill()
+	tn.idle()
 }
