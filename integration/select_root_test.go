@@ -106,6 +106,18 @@ func TestRootSelectWords(t *testing.T) {
 		}
 		n.cancelAll(t)
 	}
+	// Jobs that share the CPUs of a node: with CR_Memory they do not share its memory.
+	for conf, says := range map[string]string{"SelectType=select/linear": "", "SelectType=select/linear\nSelectTypeParameters=CR_Memory": full} {
+		n.conf(t, selectNode, conf+"\n")
+		n.hup(t, "noded: ready")
+		n.sleeps(t, "--overcommit", "--mem=3000")
+		if second := []string{"--overcommit", "--mem=3000"}; says == "" {
+			n.sleeps(t, second...)
+		} else {
+			refused(t, conf, n.ctl(t, append([]string{"batch", "--wrap=true"}, second...)...), says)
+		}
+		n.cancelAll(t)
+	}
 	n.logs(t, `flag \"CR_LLN\" has no effect on the choice within one node`, `flag \"CR_Pack_Nodes\" has no effect`)
 	n.conf(t, selectNode, "SelectType=select/bogus\n")
 	if code, out := runNoded(t, nil, "-f", n.path("slurm.conf"), "--check"); code == 0 || !strings.Contains(out, "select/bogus") {
@@ -133,27 +145,34 @@ func TestRootSelectSpec(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootSelectLessMemory: a node that has less memory after a restart is drained, and the job that
-// has no room is named; it goes on.
+// TestRootSelectLessMemory: a node that has less memory after a reload or a restart is drained, and the
+// job that has no room is named; it goes on.
 func TestRootSelectLessMemory(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{Node: "CPUs=8 RealMemory=4000"})
-	small, big := n.sleeps(t, "--mem=500"), n.sleeps(t, "--mem=3000")
-	n.conf(t, "8 RealMemory=2000", "")
-	n.hup(t, "noded: ready")
-	want := fmt.Sprintf("the node has 2000 MB of memory for jobs (RealMemory), and its jobs have 3500 MB: job %d has 3000 MB", big.ID)
-	if doc := n.status(t); doc.State != "DRAINING" || doc.Reason != want {
-		t.Errorf("the node is %s: %q, want %q", doc.State, doc.Reason, want)
-	}
-	refused(t, "a drained node", n.ctl(t, "run", "true"), want)
-	if jobs := n.given(t); len(jobs) != 2 || jobs[0] != small || jobs[1] != big {
-		t.Errorf("the jobs are %v", jobs)
-	}
-	must(t, n.ctlErrorRoot(t, "node", "resume"))
-	refused(t, "memory", n.ctl(t, "run", "--mem=1", "true"), "of its 2000 MB 0 MB are free")
-	n.cancelAll(t)
-	if r := n.ctl(t, "run", "--mem=2000", "true"); r.code != 0 {
-		t.Errorf("when they have ended: %v", r)
+	for what, again := range map[string]func(){
+		"a reload":  func() { n.hup(t, "noded: ready") },
+		"a restart": func() { n.kill9(t); n.boot(t) },
+	} {
+		small, big := n.sleeps(t, "--mem=500"), n.sleeps(t, "--mem=3000")
+		n.conf(t, "8 RealMemory=2000", "")
+		again()
+		want := fmt.Sprintf("the node has 2000 MB of memory for jobs (RealMemory), and its jobs have 3500 MB: job %d has 3000 MB", big.ID)
+		if doc := n.status(t); doc.State != "DRAINING" || doc.Reason != want {
+			t.Errorf("after %s the node is %s: %q, want %q", what, doc.State, doc.Reason, want)
+		}
+		refused(t, "a drained node, after "+what, n.ctl(t, "run", "true"), want)
+		if jobs := n.given(t); len(jobs) != 2 || jobs[0] != small || jobs[1] != big {
+			t.Errorf("after %s the jobs are %v", what, jobs)
+		}
+		must(t, n.ctlErrorRoot(t, "node", "resume"))
+		refused(t, "memory, after "+what, n.ctl(t, "run", "--mem=1", "true"), "of its 2000 MB 0 MB are free")
+		n.cancelAll(t)
+		if r := n.ctl(t, "run", "--mem=2000", "true"); r.code != 0 {
+			t.Errorf("when they have ended, after %s: %v", what, r)
+		}
+		n.conf(t, "8 RealMemory=4000", "")
+		n.hup(t, "noded: ready")
 	}
 	n.checkClean(t)
 }
@@ -198,8 +217,11 @@ func TestRootSelectSuspend(t *testing.T) {
 		t.Errorf("the resumed job is %+v", s)
 	}
 	refused(t, "beside the resumed job", n.ctl(t, "run", "true"), "of its 4 CPUs 0 are free")
-	if r := n.ctl(t, "suspend", id); r.code != 0 {
-		t.Fatalf("suspend: %v", r)
+	if r := n.ctlRoot(t, "suspend", id); r.code != 0 {
+		t.Fatalf("suspend by root: %v", r)
+	}
+	if r := n.ctl(t, "run", "-n4", "true"); r.code != 0 {
+		t.Errorf("the CPUs of a job that root has suspended: %v", r)
 	}
 	n.cancelAll(t) // the suspended job gives back what it has, and no more
 	if r := n.ctl(t, "run", "-n4", "--mem=4000", "true"); r.code != 0 {
