@@ -222,7 +222,7 @@ mpi-suite: all mpi-pmi2 ## MPICH's own tests under mpiexec.hydra and stepctl, or
 install: all install-files ## into DESTDIR and PREFIX
 
 SHARE    := $(DESTDIR)$(PREFIX)/share
-EXAMPLES := $(SHARE)/doc/stepd/examples/plugins
+EXAMPLES := $(SHARE)/doc/stepd-dev/examples
 # With BIN= an earlier release's programs are installed, which may have none of these.
 SLURM_PROGRAMS = $(wildcard $(BIN)/slurmstepd $(BIN)/stepkeeper $(BIN)/pamhost)
 install-files:
@@ -237,9 +237,9 @@ install-files:
 	$(BIN)/stepctl completion fish > $(SHARE)/fish/vendor_completions.d/stepctl.fish
 	install -m644 CHANGELOG.md LICENSE $(SHARE)/doc/stepd/
 	# Without docs/ between them, docs/README.md is index.md: their links follow.
-	sed -e 's|](docs/README\.md|](index.md|g' -e 's|](docs/|](|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
+	sed -e 's|](docs/README\.md|](index.md|g' -e 's|](docs/|](|g' -e 's|](examples/plugins|](../stepd-dev/examples|g' README.md | install -m644 /dev/stdin $(SHARE)/doc/stepd/README.md
 	for f in docs/*.md; do to=$${f##*/}; [ $$to != README.md ] || to=index.md; \
-		sed -e 's|](README\.md|](index.md|g' -e 's|](\.\./|](|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$$to || exit; done
+		sed -e 's|](README\.md|](index.md|g' -e 's|](\.\./examples/plugins|](../stepd-dev/examples|g' $$f | install -m644 /dev/stdin $(SHARE)/doc/stepd/$$to || exit; done
 	install -d $(SHARE)/doc/stepd/examples
 	install -m644 packaging/etc/* $(SHARE)/doc/stepd/examples/
 	install -m644 docs/adr/*.md $(SHARE)/doc/stepd/adr/
@@ -253,7 +253,7 @@ install-files:
 	install -m644 spank/host/include/slurm/*.h $(DESTDIR)$(PREFIX)/include/stepd/slurm/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' packaging/stepd-spank.pc.in > $(SHARE)/pkgconfig/stepd-spank.pc
 	install -m644 examples/plugins/*.c examples/plugins/Makefile $(EXAMPLES)/
-	sed 's|](\.\./\.\./docs/|](../../|g' examples/plugins/README.md | install -m644 /dev/stdin $(EXAMPLES)/README.md
+	sed 's|](\.\./\.\./docs/|](../../stepd/|g' examples/plugins/README.md | install -m644 /dev/stdin $(EXAMPLES)/README.md
 
 # DEB_VERSION= names the version, else git does; DEB_OUT= the folder.
 NFPM_VERSION := v2.45.2

@@ -180,7 +180,7 @@ func newReader(t *testing.T, cpus string) *reader {
 	must(t, err)
 	pairs := []string{
 		"/etc/stepd", n.dir, "/etc/slurm", n.dir, "/local", n.path("local"), "/usr/libexec/stepd", filepath.Dir(n.bin), "/usr/lib/slurm", plugins, "/run/stepd/noded.sock", n.socket(),
-		"/usr/share/doc/stepd/examples", filepath.Join(share, "examples"), "/usr/include/stepd", filepath.Join(share, "spank/host/include"),
+		"/usr/share/doc/stepd-dev/examples", filepath.Join(share, "examples/plugins"), "/usr/include/stepd", filepath.Join(share, "spank/host/include"),
 	}
 	var turned []string
 	for i := 0; i < len(pairs); i += 2 {

@@ -115,7 +115,7 @@ func (c *cleanContainer) start(t *testing.T) {
 // do runs a command of the shell in reader's home, as root or as reader.
 func (c *cleanContainer) do(t *testing.T, root bool, text string) (out string, code int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*callTimeout) // apt fetches a compiler
 	defer cancel()
 	user := "reader"
 	if root {
@@ -132,35 +132,52 @@ func (c *cleanContainer) do(t *testing.T, root bool, text string) (out string, c
 	return string(b), cmd.ProcessState.ExitCode()
 }
 
-// TestRootFirstHour is a newcomer's hour: all commands of docs/tutorial.md in order, from the packages'
-// installation on, in a Debian that has nothing else, as root and as an ordinary user where the page
-// says so.
-func TestRootFirstHour(t *testing.T) {
-	const doc = "../docs/tutorial.md"
+// follow runs the commands of a document in order, and calls after with each one that has run.
+func (c *cleanContainer) follow(t *testing.T, doc string, after func(command string)) {
+	t.Helper()
 	blocks, err := consoleBlocks(readFile(t, doc))
 	must(t, err)
-	c := newCleanContainer(t)
-	installed := false
+	dir := "."
 	for _, b := range blocks {
 		if b.norun != "" {
-			t.Errorf("%s:%d: a block is not run: %s", doc, b.line, b.norun)
+			continue
 		}
 		for _, command := range b.commands {
-			out, code := c.do(t, command.root, command.text)
+			if to, ok := strings.CutPrefix(command.text, "cd "); ok {
+				dir = filepath.Join(dir, to)
+				continue
+			}
+			out, code := c.do(t, command.root, "cd "+dir+"\n"+command.text)
 			if !command.matches(t, doc, out, code) {
 				t.FailNow() // the rest depends on it
 			}
-			if !installed && strings.HasPrefix(command.text, "apt install ") {
-				installed = true
-				// The page's node, whatever the machine has.
-				conf := filepath.Join(c.root, "etc/stepd/slurm.conf")
-				must(t, os.WriteFile(conf, []byte(readFile(t, conf)+"NodeName=vm CPUs=4\n"), 0o644))
-			}
+			after(command.text)
 		}
 	}
+}
+
+// TestRootFirstHour is a newcomer's hour: all commands of docs/tutorial.md in order, from the packages'
+// installation on, and then the first plugin's, docs/plugin.md, in a Debian that has nothing else, as
+// root and as an ordinary user where the page says so.
+func TestRootFirstHour(t *testing.T) {
+	c := newCleanContainer(t)
+	installed := false
+	c.follow(t, "../docs/tutorial.md", func(command string) {
+		if !installed && strings.HasPrefix(command, "apt install ") {
+			installed = true
+			// The page's node, whatever the machine has.
+			conf := filepath.Join(c.root, "etc/stepd/slurm.conf")
+			must(t, os.WriteFile(conf, []byte(readFile(t, conf)+"NodeName=vm CPUs=4\n"), 0o644))
+		}
+	})
 	if !installed {
-		t.Errorf("%s does not install the packages", doc)
+		t.Error("docs/tutorial.md does not install the packages")
 	}
+	must(t, os.WriteFile(filepath.Join(c.root, "etc/resolv.conf"), []byte(readFile(t, "/etc/resolv.conf")), 0o644))
+	if out, code := c.do(t, true, "apt-get update"); code != 0 {
+		missing(t, "no lists of Debian's packages, of which docs/plugin.md installs some: "+tail(out, 3))
+	}
+	c.follow(t, "../docs/plugin.md", func(string) {})
 	// noded removes its cgroups when it ends, and nothing runs any more.
 	if out, code := c.do(t, true, "kill $(cat /proc/[0-9]*/stat | sed -n 's/^\\([0-9]*\\) (noded) .*/\\1/p') && for i in $(seq 100); do grep -qs '(noded)' /proc/[0-9]*/stat || exit 0; sleep 0.1; done; exit 1"); code != 0 {
 		t.Errorf("noded did not end: %s", out)

@@ -134,7 +134,7 @@ func (in installed) headersAlone(t *testing.T) {
 // pluginsRun: the installed examples build with the installed Makefile, which
 // finds the headers by pkg-config, and run under the installed programs.
 func (in installed) pluginsRun(t *testing.T) {
-	dir := in.path("share/doc/stepd/examples/plugins")
+	dir := in.path("share/doc/stepd-dev/examples")
 	in.make(t, dir, "install", "PKG_CONFIG=pkg-config --define-variable=prefix="+in.path(), "CFLAGS=-O2 -Wall -Wextra -Werror", "SLURM_VERSION=23.11.4")
 	t.Setenv("STEPD_BIN", in.bin)
 	n := startNode(t, site{

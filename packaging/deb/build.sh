@@ -52,13 +52,8 @@ if [ -e "$stage/stepd-common/usr/libexec/stepd/slurmstepd" ]; then # not of an e
 	move stepd-slurm usr/libexec/stepd/slurmstepd usr/libexec/stepd/stepkeeper usr/libexec/stepd/pamhost usr/share/man/man7/stepd-slurm.7
 	ln -s ../../sbin/slurmd-wlm "$stage/stepd-slurm/usr/libexec/stepd/slurmd" # the alternative's master: postinst
 fi
-move stepd-dev usr/include usr/share/pkgconfig usr/share/man/man7/stepd-spank.7
-dev=$stage/stepd-dev/usr
-mkdir -p "$dev/share/doc/stepd-dev"
-mv "$doc/examples/plugins" "$dev/share/doc/stepd-dev/examples"
+move stepd-dev usr/include usr/share/pkgconfig usr/share/man/man7/stepd-spank.7 usr/share/doc/stepd-dev
 find "$stage" -type d -empty -delete
-# Their way to the documents, which are of the other package.
-sed -i 's|](\.\./\.\./|](../../stepd/|g' "$dev/share/doc/stepd-dev/examples/README.md"
 rm "$doc/LICENSE"
 for program in "$stage"/*/usr/libexec/stepd/{spankhost,pmixhost,stepkeeper,pamhost}; do # the second is not built everywhere
 	[ ! -e "$program" ] || strip --strip-unneeded --remove-section=.comment "$program"
