@@ -42,7 +42,7 @@ BUILD_PKGS := gcc libc6-dev make
 TEST_PKGS  := $(BUILD_PKGS) g++ pkgconf liblua5.4-dev clang-format graphviz libslurm-dev passwd util-linux procps curl libasan8 libubsan1 \
               mpich libmpich-dev libpmi2-0 libpmi2-0-dev openmpi-bin libopenmpi-dev libpmix-dev libpmix-bin \
               qemu-system-x86 mmdebstrap e2fsprogs cpio busybox-static tmux \
-              bash-completion zsh fish groff-base mandoc bindfs munge
+              bash-completion zsh fish groff-base mandoc bindfs munge gdb
 DEMO_PKGS  := $(BUILD_PKGS) mpich libmpich-dev mmdebstrap
 
 define need_packages

@@ -262,6 +262,7 @@ func TestUnrunBlocks(t *testing.T) {
 		}
 		return nil
 	}))
+	const most = 55 // commands that are not run: no more than now
 	run, unrun := 0, 0
 	for _, doc := range documents(t) {
 		blocks, err := consoleBlocks(readFile(t, doc))
@@ -282,7 +283,9 @@ func TestUnrunBlocks(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d commands are run, %d are not", run, unrun)
+	if t.Logf("%d commands are run, %d are not", run, unrun); unrun > most {
+		t.Errorf("%d commands are not run, and %d may be so", unrun, most)
+	}
 }
 
 // TestRootDocumentedOptions: each command of stepctl and of noded that a document names, in a block or

@@ -107,6 +107,18 @@ func readChecks(t testing.TB) []check {
 	return checks
 }
 
+// TestNumberOfChecks: docs/slurm.md has the number of commands that each test run runs.
+func TestNumberOfChecks(t *testing.T) {
+	text, err := os.ReadFile("../../docs/slurm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := len(slices.DeleteFunc(readChecks(t), func(c check) bool { return c.slow }))
+	if want := fmt.Sprintf("| runs %d commands of users ", runs); !strings.Contains(string(text), want) {
+		t.Errorf("docs/slurm.md lacks %q", want)
+	}
+}
+
 func TestParseChecks(t *testing.T) {
 	checks, err := parseChecks("# head\n== 01 sort later limit=7\nsrun a\n\n# between\n== b site=acct\nsrun b\n#!/bin/sh\n")
 	want := []check{
