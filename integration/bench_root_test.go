@@ -13,7 +13,7 @@ import (
 func TestRootBench(t *testing.T) {
 	testkit.RequireRoot(t)
 	binary := binary(t, "noded")
-	out, err := exec.Command("go", "run", "./bench", "-bin", filepath.Dir(binary), "-quick", "-runs", "1", "-run", "client,phases,memory,kill,events").CombinedOutput()
+	out, err := exec.Command("go", "run", "./bench", "-bin", filepath.Dir(binary), "-quick", "-runs", "1", "-run", "client,phases,memory,kill,events,select").CombinedOutput()
 	t.Logf("%s", out)
 	must(t, err)
 	for line := range strings.Lines(string(out)) {

@@ -36,14 +36,25 @@ const selectCores = "Sockets=2 CoresPerSocket=4 ThreadsPerCore=2"
 const selectNode = "%s\nDefMemPerCPU=10\nGresTypes=gpu\nNodeName=" + cluster.Node + " NodeAddr=10.77.0.1 %s RealMemory=1000 State=UNKNOWN Gres=gpu:2\n" +
 	"PartitionName=x Nodes=" + cluster.Node + " MaxTime=INFINITE State=UP OverSubscribe=NO\n"
 
-// selectScript asks for what each line of its input names, and prints the answers.
+// selectScript asks for what each line of its input names, and prints for each what srun --test-only
+// says of the last request, now, later or never, and what salloc got.
 const selectScript = `
 while IFS= read -r line; do
 	rest="$line + "
 	while [ -n "$rest" ]; do
 		want=${rest%% + *}; rest=${rest#* + }
+		[ -n "$rest" ] || when=$(srun --test-only -N1 -p x $want true 2>&1 </dev/null)
 		said=$(salloc -Q -N1 -p x --immediate=1 --no-shell $want 2>&1 </dev/null)
 	done
+	case "$when" in
+	*" to start at "*)
+		at=${when#* to start at }
+		if [ $(($(date -d ${at%% *} +%s) - $(date +%s))) -gt 60 ]; then when=later; else when=now; fi
+		;;
+	*"configuration is not available"*) when=never ;;
+	*) when=$(echo "$when" | tail -n1) ;;
+	esac
+	printf '%s\t' "$when"
 	case "$said" in
 	*"configuration is not available"* | *"partition configuration not available"*) echo never ;;
 	*"are busy"* | *"execution impossible"*) echo busy ;;
@@ -78,10 +89,14 @@ func TestRootSelectRecord(t *testing.T) {
 			answers := askSelect(t, name, lines, at)
 			for k, i := range at {
 				fields := append(strings.Split(lines[i], "\t"), "", "", "")
-				if fields[3] != answers[k] && !*record {
-					t.Errorf("%s after %q: Slurm gives %q, the table has %q", fields[2], fields[1], answers[k], fields[3])
+				when, got, _ := strings.Cut(answers[k], "\t")
+				if fields[3] != got && !*record {
+					t.Errorf("%s after %q: Slurm gives %q, the table has %q", fields[2], fields[1], got, fields[3])
 				}
-				fields[3] = answers[k]
+				if want := whenOf(got); when != want {
+					t.Errorf("%s after %q: srun --test-only says %q, want %q since salloc gets %q", fields[2], fields[1], when, want, got)
+				}
+				fields[3] = got
 				lines[i] = strings.TrimRight(strings.Join(fields, "\t"), "\t")
 			}
 		})
@@ -91,6 +106,17 @@ func TestRootSelectRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// whenOf is the answer of stepctl's --test-only that belongs to an answer of the table.
+func whenOf(answer string) string {
+	switch answer {
+	case "busy":
+		return "later"
+	case "never":
+		return "never"
+	}
+	return "now"
 }
 
 // askSelect asks a site for what its rows name.
