@@ -56,7 +56,9 @@ func (e *explainer) doing() {
 }
 
 // isHeld reports whether a process is stopped, or asleep in the kernel.
-func isHeld(d *step.Doing) bool { return d.State == "T" || d.State == "t" || d.State == "D" }
+func isHeld(d *step.Doing) bool {
+	return d.State == "T" || d.State == "t" || d.State == "D" && d.Wchan != "kernel_clone" // vfork(2), until its child's execve
+}
 
 // heldHint is what to do about such a process, "" of another one.
 func heldHint(state string) string {
