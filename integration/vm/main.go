@@ -35,8 +35,8 @@ func main() {
 	flag.BoolVar(&c.build, "build", false, "build the image and stop")
 	flag.IntVar(&c.mem, "mem", 2048, "memory, MiB")
 	flag.IntVar(&c.cpus, "cpus", 2, "CPUs")
-	flag.DurationVar(&c.timeout, "timeout", 25*time.Minute, "time for all of the run, from the guest's boot")
-	flag.DurationVar(&c.testsTimeout, "tests-timeout", 10*time.Minute, "time for the tests of one package")
+	flag.DurationVar(&c.timeout, "timeout", 35*time.Minute, "time for all of the run, from the guest's boot")
+	flag.DurationVar(&c.testsTimeout, "tests-timeout", 15*time.Minute, "time for the tests of one package")
 	flag.Parse()
 	// A child's death signal follows the thread that started it.
 	runtime.LockOSThread()
