@@ -528,7 +528,7 @@ func (s *seeker) holdersIn(j *job) (must []stepEnd) {
 		}
 	}
 	slices.SortFunc(all, func(a, b stepEnd) int {
-		return cmp.Or(compareTimes(a.until, b.until), cmp.Compare(a.id.Step, b.id.Step))
+		return cmp.Or(selection.CompareEnds(a.until, b.until), cmp.Compare(a.id.Step, b.id.Step))
 	})
 	shares := make([]selection.Share, len(all))
 	for i, e := range all {
@@ -538,17 +538,4 @@ func (s *seeker) holdersIn(j *job) (must []stepEnd) {
 		must = append(must, all[i])
 	}
 	return must
-}
-
-// compareTimes puts what is not known last.
-func compareTimes(a, b *time.Time) int {
-	switch {
-	case a == nil && b == nil:
-		return 0
-	case a == nil:
-		return 1
-	case b == nil:
-		return -1
-	}
-	return a.Compare(*b)
 }

@@ -13,13 +13,9 @@ import (
 
 // rateTable is steps per second, each of one task that ends at once, for so many
 // clients at a time; beside srun in a job, by turns, and the programs alone, which is
-// what the machine could do. After it comes the CPU time that one of them costs the
+// what the machine could do. After it comes the CPU time that one of them spent the
 // machine, in all processes and in the kernel.
 func (b *bench) rateTable() error {
-	rounds, perRound := b.runsOf(7, 3, 9), 120
-	if b.quick || b.base != "" {
-		perRound = 40
-	}
 	n, err := b.start("rate", 64, nil)
 	if err != nil {
 		return err
@@ -27,92 +23,135 @@ func (b *bench) rateTable() error {
 	defer n.stop()
 	slurm, slurmErr := b.slurm()
 	w := b.table("steps per second\tclients\tN\tmedian\tp10\tpeer\tpeer's median\tratio")
-	var cpus []cpuRow
+	var rows []*rateRow
 	for _, clients := range []int{1, 2, 8} {
-		of := make([]series, len(n))
-		cpu := cpuRow{clients: clients, of: make([]series, len(n)), client: make([]series, len(n)), noded: make([]series, len(n)), stepd: make([]series, len(n))}
-		var alone, peer series
-		for i := range rounds {
-			err := n.turns(i, func(k int, node *noded) error {
-				before, err := node.cpu()
-				if err != nil {
-					return err
-				}
-				used, err := each(clients, perRound, node.run("-n1", "--overcommit", "/bin/true"))
-				if err != nil {
-					return err
-				}
-				after, err := node.cpu()
-				of[k], cpu.of[k] = append(of[k], used.ns), append(cpu.of[k], used.machine)
-				cpu.client[k] = append(cpu.client[k], used.client)
-				cpu.noded[k] = append(cpu.noded[k], (after.own-before.own)/used.runs)
-				cpu.stepd[k] = append(cpu.stepd[k], (after.children-before.children)/used.runs)
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			if b.base != "" {
-				continue
-			}
-			used, err := each(clients, perRound, []string{"/bin/true"})
-			if err != nil {
-				return err
-			}
-			alone, cpu.alone = append(alone, used.ns), append(cpu.alone, used.machine)
-			if slurmErr == nil {
-				used, slurmErr = each(clients, perRound, slurm.run(1))
-				peer, cpu.peer = append(peer, used.ns), append(cpu.peer, used.machine)
-			}
+		r := &rateRow{clients: clients, ours: make([]spent, len(n)), slurmErr: slurmErr}
+		if err := b.rate(r, n, slurm); err != nil {
+			return err
 		}
-		cpus = append(cpus, cpu)
+		slurmErr = r.slurmErr
+		rows = append(rows, r)
 		const what = "steps of one task that ends at once"
 		if b.base != "" {
-			b.beside(w, fmt.Sprintf("%s, %d clients", what, clients), 1, of, perSecond)
+			b.beside(w, fmt.Sprintf("%s, %d clients", what, clients), 1, r.each(cost.time), perSecond)
 			continue
 		}
-		own := fmt.Sprintf("%s\t%d\t%d\t%s\t%s", what, clients, rounds, perSecond(of[0].at(0.5)), perSecond(of[0].at(0.9)))
-		fmt.Fprintf(w, "%s\tfork and exec alone\t%s\t%.2f\n", own, perSecond(alone.at(0.5)), alone.at(0.5)/of[0].at(0.5))
+		ours, alone, peer := r.ours[0].series(cost.time), r.alone.series(cost.time), r.peer.series(cost.time)
+		own := fmt.Sprintf("%s\t%d\t%d\t%s\t%s", what, clients, len(ours), perSecond(ours.at(0.5)), perSecond(ours.at(0.9)))
+		fmt.Fprintf(w, "%s\tfork and exec alone\t%s\t%.2f\n", own, perSecond(alone.at(0.5)), alone.at(0.5)/ours.at(0.5))
 		if slurmErr != nil {
 			fmt.Fprintf(w, "%s\tsrun in a job\tnot measured: %v\t\n", own, slurmErr)
 			continue
 		}
-		fmt.Fprintf(w, "%s\tsrun in a job\t%s\t%.2f\n", own, perSecond(peer.at(0.5)), peer.at(0.5)/of[0].at(0.5))
+		fmt.Fprintf(w, "%s\tsrun in a job\t%s\t%.2f\n", own, perSecond(peer.at(0.5)), peer.at(0.5)/ours.at(0.5))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	return b.cpuTable(cpus, rounds, slurmErr)
+	return b.cpuTable(rows)
 }
 
-// cpuRow is what one program costs so many clients: a step, and of that its client, noded, and
-// stepd with the host and the task, of each release; the program alone; and srun's.
-type cpuRow struct {
-	clients                  int
-	of, client, noded, stepd []series
-	alone, peer              series
+// cost is what one run of a command has taken, in ns: time, and CPU time of the machine, of the command
+// with what it has waited for, and of noded and its children.
+type cost struct{ ns, machine, client, noded, stepd float64 }
+
+func (c cost) time() float64     { return c.ns }
+func (c cost) whole() float64    { return c.machine }
+func (c cost) ofClient() float64 { return c.client }
+func (c cost) ofNoded() float64  { return c.noded }
+func (c cost) ofStepd() float64  { return c.stepd }
+
+// spent are of all rounds.
+type spent []cost
+
+func (all spent) series(of func(cost) float64) (s series) {
+	for _, c := range all {
+		s = append(s, of(c))
+	}
+	return s
 }
 
-// cpuTable is the second one of rateTable; slurmErr is why there is no peer.
-func (b *bench) cpuTable(rows []cpuRow, rounds int, slurmErr error) error {
+// rateRow is what one program spent so many clients: a step of each release, the program alone, and
+// srun's; slurmErr is why there is no peer.
+type rateRow struct {
+	clients     int
+	ours        []spent
+	alone, peer spent
+	slurmErr    error
+}
+
+// each is one figure of each release.
+func (r *rateRow) each(of func(cost) float64) (all []series) {
+	for _, c := range r.ours {
+		all = append(all, c.series(of))
+	}
+	return all
+}
+
+// rate measures a row.
+func (b *bench) rate(r *rateRow, n nodes, slurm *slurm) error {
+	rounds, perRound := b.runsOf(7, 3, 9), 120
+	if b.quick || b.base != "" {
+		perRound = 40
+	}
+	for i := range rounds {
+		err := n.turns(i, func(k int, node *noded) error {
+			before, err := node.cpu()
+			if err != nil {
+				return err
+			}
+			c, err := each(r.clients, perRound, node.run("-n1", "--overcommit", "/bin/true"))
+			if err != nil {
+				return err
+			}
+			after, err := node.cpu()
+			runs := float64(perRound / r.clients * r.clients)
+			c.noded, c.stepd = (after.own-before.own)/runs, (after.children-before.children)/runs
+			r.ours[k] = append(r.ours[k], c)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if b.base != "" {
+			continue
+		}
+		c, err := each(r.clients, perRound, []string{"/bin/true"})
+		if err != nil {
+			return err
+		}
+		r.alone = append(r.alone, c)
+		if r.slurmErr == nil {
+			c, r.slurmErr = each(r.clients, perRound, slurm.run(1))
+			r.peer = append(r.peer, c)
+		}
+	}
+	return nil
+}
+
+// cpuTable is the second one of rateTable.
+func (b *bench) cpuTable(rows []*rateRow) error {
 	w := b.table("CPU time a step\tclients\tN\tmedian\tp90\tfork and exec alone\tsrun in a job\tratio")
-	for _, c := range rows {
-		for _, part := range []struct {
-			what string
-			of   []series
-		}{{"all processes and the kernel", c.of}, {"of that its client", c.client}, {"of that noded", c.noded}, {"of that stepd, host and task", c.stepd}} {
+	parts := []struct {
+		what string
+		of   func(cost) float64
+	}{{"all processes and the kernel", cost.whole}, {"of that its client", cost.ofClient}, {"of that noded", cost.ofNoded}, {"of that stepd, host and task", cost.ofStepd}}
+	for _, r := range rows {
+		for i, part := range parts {
 			if b.base != "" {
-				b.beside(w, fmt.Sprintf("CPU time a step, %d clients: %s", c.clients, part.what), 1, part.of, ms)
+				b.beside(w, fmt.Sprintf("CPU time a step, %d clients: %s", r.clients, part.what), 1, r.each(part.of), ms)
 				continue
 			}
-			fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t", part.what, c.clients, rounds, ms(part.of[0].at(0.5)), ms(part.of[0].at(0.9)))
+			ours := r.ours[0].series(part.of)
+			fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\t", part.what, r.clients, len(ours), ms(ours.at(0.5)), ms(ours.at(0.9)))
+			alone, peer := r.alone.series(part.of), r.peer.series(part.of)
 			switch {
-			case &part.of[0] != &c.of[0]:
+			case i > 0: // the others have no such part
 				fmt.Fprintln(w, "\t\t")
-			case slurmErr != nil:
-				fmt.Fprintf(w, "%s\tnot measured\t\n", ms(c.alone.at(0.5)))
+			case r.slurmErr != nil:
+				fmt.Fprintf(w, "%s\tnot measured\t\n", ms(alone.at(0.5)))
 			default:
-				fmt.Fprintf(w, "%s\t%s\t%.2f\n", ms(c.alone.at(0.5)), ms(c.peer.at(0.5)), c.of[0].at(0.5)/c.peer.at(0.5))
+				fmt.Fprintf(w, "%s\t%s\t%.2f\n", ms(alone.at(0.5)), ms(peer.at(0.5)), ours.at(0.5)/peer.at(0.5))
 			}
 		}
 	}
@@ -142,7 +181,7 @@ func (n *noded) cpu() (nodeCPU, error) {
 }
 
 // machineCPU is the CPU time that the machine has spent since its boot, of processes and of the
-// kernel, in ns (proc_stat(5)): what a step costs is in many processes, and some end unwaited for.
+// kernel, in ns (proc_stat(5)): what a step spent is in many processes, and some end unwaited for.
 // Its unit is 10 ms, and what else the machine does is in it.
 func machineCPU() (ns float64, err error) {
 	text, err := os.ReadFile("/proc/stat")
@@ -155,10 +194,6 @@ func machineCPU() (ns float64, err error) {
 	}
 	return (user + nice + system + irq + softirq) * 1e7, nil
 }
-
-// cost is what one run of a command has taken, in ns: time, the machine's CPU time, and the
-// CPU time of the command and of what it has waited for. runs is how many there were.
-type cost struct{ ns, machine, client, runs float64 }
 
 // each has so many clients run a command, runs times together.
 func each(clients, runs int, argv []string) (cost, error) {
@@ -188,5 +223,5 @@ func each(clients, runs int, argv []string) (cost, error) {
 	}
 	took, did := float64(time.Since(start)), float64(runs/clients*clients)
 	after, cpuErr := machineCPU()
-	return cost{took / did, (after - before) / did, float64(client.Load()) / did, did}, errors.Join(err, cpuErr)
+	return cost{ns: took / did, machine: (after - before) / did, client: float64(client.Load()) / did}, errors.Join(err, cpuErr)
 }

@@ -79,7 +79,7 @@ func (n *node) willRun(req *step.Request, ends func(*Job) *time.Time, cpus choos
 		return Wait{Err: never, Never: true}
 	}
 	jobs := slices.SortedFunc(maps.Keys(n.jobs), func(a, b *Job) int {
-		return cmp.Or(compareEnds(ends(a), ends(b)), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(CompareEnds(ends(a), ends(b)), cmp.Compare(a.ID, b.ID))
 	})
 	after := n.clone()
 	w.Holders = haveToEnd(jobs, after.release, after.hold, func() bool {
@@ -110,8 +110,8 @@ func haveToEnd[H any](holders []H, release, hold func(H), fits func() bool) (mus
 	return nil
 }
 
-// compareEnds puts what is not known last.
-func compareEnds(a, b *time.Time) int {
+// CompareEnds orders times at which something is given back; nil, which is not known, is last.
+func CompareEnds(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
 		return 0
