@@ -155,22 +155,33 @@ type envOption struct{ name, flag string }
 // variables are the variables that stand for options of a verb (srun(1), salloc(1) and
 // sbatch(1), input environment variables).
 func (k Kind) variables() []envOption {
+	prefix := map[Kind]string{Allocation: "SALLOC_", BatchJob: "SBATCH_", StepOfJob: "SLURM_"}[k]
+	all := []envOption{
+		{prefix + "TIMELIMIT", "time"}, {prefix + "SIGNAL", "signal"}, {prefix + "IMMEDIATE", "immediate"}, {prefix + "OVERCOMMIT", "overcommit"},
+		{prefix + "GPUS", "gpus"}, {prefix + "GPUS_PER_NODE", "gpus-per-node"}, {prefix + "GPUS_PER_TASK", "gpus-per-task"},
+		{prefix + "CPUS_PER_GPU", "cpus-per-gpu"}, {prefix + "MEM_PER_GPU", "mem-per-gpu"}, {prefix + "DEBUG", "verbose"},
+	}
 	switch k {
 	case Allocation:
-		return []envOption{{"SALLOC_TIMELIMIT", "time"}, {"SALLOC_KILL_CMD", "kill-command"}, {"SALLOC_SIGNAL", "signal"}, {"SALLOC_IMMEDIATE", "immediate"}}
+		return append(all, envOption{"SALLOC_KILL_CMD", "kill-command"})
 	case BatchJob:
-		return []envOption{
-			{"SBATCH_TIMELIMIT", "time"}, {"SBATCH_SIGNAL", "signal"}, {"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"},
-			{"SBATCH_IMMEDIATE", "immediate"},
-		}
+		return append(all, []envOption{
+			{"SBATCH_EXPORT", "export"}, {"SBATCH_OPEN_MODE", "open-mode"}, {"SBATCH_INPUT", "input"}, {"SBATCH_OUTPUT", "output"},
+			{"SBATCH_ERROR", "error"}, {"SBATCH_JOB_NAME", "job-name"}, {"SBATCH_WAIT", "wait"},
+		}...)
 	}
-	return []envOption{
-		{"SLURM_TIMELIMIT", "time"}, {"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"},
-		{"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
+	if os.Getenv("SLURM_JOB_ID") == "" { // else it is the job's, and not the step's
+		all = append(all, envOption{"SLURM_JOB_NAME", "job-name"})
+	}
+	return append(all, []envOption{
+		{"SLURM_WAIT", "wait"}, {"SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"},
+		{"SRUN_EXPORT_ENV", "export"}, {"SLURM_EXPORT_ENV", "export"}, {"SLURM_OPEN_MODE", "open-mode"}, {"SLURM_LABELIO", "label"},
 		{"SLURM_UNBUFFEREDIO", "unbuffered"}, {"SLURM_STDINMODE", "input"}, {"SLURM_STDOUTMODE", "output"},
 		{"SLURM_STDERRMODE", "error"}, {"SLURM_TASK_PROLOG", "task-prolog"}, {"SLURM_TASK_EPILOG", "task-epilog"},
-		{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERCOMMIT", "overcommit"}, {"SLURM_OVERLAP", "overlap"}, {"SLURM_IMMEDIATE", "immediate"},
-	}
+		{"SLURM_MULTI_PROG", "multi-prog"}, {"SLURM_OVERLAP", "overlap"}, {"SLURM_EXACT", "exact"}, {"SLURM_DISABLE_STATUS", "disable-status"},
+		{"SRUN_CPUS_PER_TASK", "cpus-per-task"}, {"SLURM_NTASKS_PER_GPU", "ntasks-per-gpu"}, {"SLURM_NTASKS_PER_NODE", "ntasks-per-node"},
+		{"SLURM_REMOTE_CWD", "chdir"}, {"SLURM_WORKING_DIR", "chdir"},
+	}...)
 }
 
 // FromEnv takes the options of a verb that its command line has not given from the
@@ -181,6 +192,7 @@ func FromEnv(f *pflag.FlagSet, k Kind) error {
 	if err := refuseVariables(prefix); err != nil {
 		return err
 	}
+	unusedFromEnv(f, prefix)
 	if err := bindingFromEnv(f, prefix); err != nil {
 		return err
 	}

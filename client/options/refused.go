@@ -182,9 +182,9 @@ type refusedOption struct {
 	name, short string
 	// bare options may stand without an argument.
 	bare bool
-	// variable stands for the option; "" is none. It counts for the verb with its prefix
-	// (SLURM_ of run, SALLOC_ of alloc, SBATCH_ of batch).
-	variable string
+	// variables stand for the option. One counts for the verb with its prefix (SLURM_ and SRUN_ of
+	// run, SALLOC_ of alloc, SBATCH_ of batch).
+	variables []string
 	// why it is refused, or what does its work.
 	why string
 	// harmless is a value that asks for what is done anyway, "" without.
@@ -196,19 +196,19 @@ var ofRunAlone = refusedOption{name: "parsable", bare: true, why: instead}
 
 var refusedOptions = []refusedOption{
 	{name: "accel-bind", why: notBound},
-	{name: "array", short: "a", variable: "SBATCH_ARRAY_INX", why: toSlurm},
+	{name: "array", short: "a", variables: []string{"SBATCH_ARRAY_INX"}, why: toSlurm},
 	{name: "async", bare: true, why: instead},
-	{name: "bcast", bare: true, variable: "SLURM_BCAST", why: toSlurm},
-	{name: "bcast-exclude", variable: "SLURM_BCAST_EXCLUDE", why: toSlurm},
+	{name: "bcast", bare: true, variables: []string{"SLURM_BCAST"}, why: toSlurm},
+	{name: "bcast-exclude", variables: []string{"SLURM_BCAST_EXCLUDE"}, why: toSlurm},
 	{name: "begin", short: "b", why: toSlurm},
-	{name: "compress", bare: true, variable: "SLURM_COMPRESS", why: toSlurm},
-	{name: "container", variable: "SLURM_CONTAINER", why: noContainers},
-	{name: "container-id", variable: "SLURM_CONTAINER_ID", why: noContainers},
+	{name: "compress", bare: true, variables: []string{"SLURM_COMPRESS"}, why: toSlurm},
+	{name: "container", variables: []string{"SLURM_CONTAINER", "SRUN_CONTAINER", "SBATCH_CONTAINER", "SALLOC_CONTAINER"}, why: noContainers},
+	{name: "container-id", variables: []string{"SLURM_CONTAINER_ID"}, why: noContainers},
 	{name: "container-type", why: noContainers},
-	{name: "dependency", short: "d", variable: "SLURM_DEPENDENCY", why: toSlurm},
-	{name: "epilog", variable: "SLURM_EPILOG", why: oneBefore},
+	{name: "dependency", short: "d", variables: []string{"SLURM_DEPENDENCY"}, why: toSlurm},
+	{name: "epilog", variables: []string{"SLURM_EPILOG"}, why: oneBefore},
 	{name: "external-launcher", bare: true, why: "stepctl run starts the ranks of an MPI program itself: --mpi"},
-	{name: "gpu-bind", why: notBound, harmless: "none"},
+	{name: "gpu-bind", variables: []string{"SLURM_GPU_BIND", "SBATCH_GPU_BIND", "SALLOC_GPU_BIND"}, why: notBound, harmless: "none"},
 	{name: "gpus-per-socket", why: "GPUs are given by their numbers, not by sockets: use --gpus"},
 	{name: "het-group", why: toSlurm},
 	{name: "hold", short: "H", bare: true, why: toSlurm},
@@ -216,8 +216,8 @@ var refusedOptions = []refusedOption{
 	{name: "kill-on-invalid-dep", why: toSlurm},
 	{name: "no-allocate", short: "Z", bare: true, why: "a step has CPUs of its own: --overcommit shares them with other steps"},
 	{name: "no-shell", bare: true, why: "a job of alloc ends with its command: use stepctl batch"},
-	{name: "prolog", variable: "SLURM_PROLOG", why: oneBefore},
-	{name: "send-libs", bare: true, variable: "SLURM_SEND_LIBS", why: toSlurm},
+	{name: "prolog", variables: []string{"SLURM_PROLOG"}, why: oneBefore},
+	{name: "send-libs", bare: true, variables: []string{"SLURM_SEND_LIBS"}, why: toSlurm},
 	{name: "slurmd-debug", why: "stepctl events shows what a step did"},
 	{name: "tres-bind", why: notBound, harmless: "gres/gpu:none"},
 	{name: "usage", bare: true, why: "--help shows the options"},
@@ -263,11 +263,14 @@ func bindRefused(f *pflag.FlagSet, refused ...refusedOption) {
 	}
 }
 
-// refuseVariables refuses the variables, beginning with prefix, of refused options.
+// refuseVariables refuses the variables, beginning with a verb's prefix, of refused options.
 func refuseVariables(prefix string) error {
 	for _, o := range refusedOptions {
-		if value := os.Getenv(o.variable); value != "" && strings.HasPrefix(o.variable, prefix) {
-			return errRefused{fmt.Sprintf("%s=%.80q (--%s)", o.variable, value, o.name), o.why}
+		for _, name := range o.variables {
+			counts := strings.HasPrefix(name, prefix) || prefix == "SLURM_" && strings.HasPrefix(name, "SRUN_")
+			if value := os.Getenv(name); counts && value != "" && value != o.harmless {
+				return errRefused{fmt.Sprintf("%s=%.80q (--%s)", name, value, o.name), o.why}
+			}
 		}
 	}
 	return nil

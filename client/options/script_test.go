@@ -109,7 +109,7 @@ func TestUnused(t *testing.T) {
 	if _, err := FromScript(c, &plugins.Host{}, "job.sh", []byte("#!/bin/sh\n#SBATCH -A acct --qos=high\n#SBATCH --exclusive=user -p other\n#SBATCH --mail-type=END\n")); err != nil {
 		t.Fatal(err)
 	}
-	if want := (unused{"partition", "exclusive", "account", "qos", "mail-type"}); !slices.Equal(o.unused, want) {
+	if want := (unused{"--partition", "--exclusive", "--account", "--qos", "--mail-type"}); !slices.Equal(o.unused, want) {
 		t.Errorf("got %q, want %q", o.unused, want)
 	}
 	if err := c.ParseFlags([]string{"-s", "-S2", "-q", "high", "--cpu-freq=high", "--time-min=5", "-B", "2:4", "--get-user-env"}); err != nil {

@@ -1,6 +1,7 @@
 package options
 
 import (
+	"os"
 	"slices"
 	"strings"
 
@@ -16,32 +17,34 @@ type unusedOption struct {
 	name, short string
 	bare        bool // it may stand without an argument
 	here        bool // it is for a node, whose noded does not do it
+	// variables stand for it, behind the prefix of a verb's: SLURM_, SBATCH_, SALLOC_.
+	variables []string
 }
 
 var unusedOptions = []unusedOption{
-	{name: "account", short: "A"},
-	{name: "batch"},
-	{name: "bb"},
+	{name: "account", short: "A", variables: []string{"ACCOUNT"}},
+	{name: "batch", variables: []string{"BATCH"}},
+	{name: "bb", variables: []string{"BURST_BUFFER"}},
 	{name: "bbf"},
-	{name: "bell", bare: true},
+	{name: "bell", bare: true, variables: []string{"BELL"}},
 	{name: "cluster-constraint"},
-	{name: "clusters", short: "M"},
+	{name: "clusters", short: "M", variables: []string{"CLUSTERS"}},
 	{name: "comment"},
 	{name: "consolidate-segments", bare: true},
-	{name: "constraint", short: "C"},
+	{name: "constraint", short: "C", variables: []string{"CONSTRAINT"}},
 	{name: "contiguous", bare: true},
-	{name: "core-spec", short: "S", here: true},
+	{name: "core-spec", short: "S", here: true, variables: []string{"CORE_SPEC"}},
 	{name: "cores-per-socket"},
-	{name: "cpu-freq", here: true},
+	{name: "cpu-freq", here: true, variables: []string{"CPU_FREQ_REQ"}},
 	{name: "deadline"},
-	{name: "delay-boot"},
-	{name: "exclusive", bare: true},
+	{name: "delay-boot", variables: []string{"DELAY_BOOT"}},
+	{name: "exclusive", bare: true, variables: []string{"EXCLUSIVE"}},
 	{name: "extra"},
 	{name: "extra-node-info", short: "B"},
-	{name: "get-user-env", bare: true, here: true},
-	{name: "gpu-freq", here: true},
-	{name: "gres-flags"},
-	{name: "ignore-pbs", bare: true},
+	{name: "get-user-env", bare: true, here: true, variables: []string{"GET_USER_ENV"}},
+	{name: "gpu-freq", here: true, variables: []string{"GPU_FREQ"}},
+	{name: "gres-flags", variables: []string{"GRES_FLAGS"}},
+	{name: "ignore-pbs", bare: true, variables: []string{"IGNORE_PBS"}},
 	{name: "licenses", short: "L"},
 	{name: "mail-type"},
 	{name: "mail-user"},
@@ -49,38 +52,39 @@ var unusedOptions = []unusedOption{
 	{name: "mem-update"},
 	{name: "mincpus"},
 	{name: "msg-timeout"},
-	{name: "network", here: true},
+	{name: "network", here: true, variables: []string{"NETWORK"}},
 	{name: "nice", bare: true},
-	{name: "no-bell", bare: true},
+	{name: "no-bell", bare: true, variables: []string{"NO_BELL"}},
 	{name: "oversubscribe", short: "s", bare: true},
-	{name: "partition", short: "p"},
-	{name: "power", here: true},
+	{name: "partition", short: "p", variables: []string{"PARTITION"}},
+	{name: "power", here: true, variables: []string{"POWER"}},
 	{name: "prefer"},
 	{name: "priority"},
-	{name: "profile", here: true},
-	{name: "qos", short: "q"},
+	{name: "profile", here: true, variables: []string{"PROFILE"}},
+	{name: "qos", short: "q", variables: []string{"QOS"}},
 	{name: "reboot", bare: true},
-	{name: "requeue", bare: true},
-	{name: "reservation"},
+	{name: "requeue", bare: true, variables: []string{"REQUEUE"}},
+	{name: "reservation", variables: []string{"RESERVATION"}},
 	{name: "resources"},
-	{name: "resv-ports", bare: true},
+	{name: "resv-ports", bare: true, variables: []string{"RESV_PORTS"}},
 	{name: "segment"},
 	{name: "sockets-per-node"},
-	{name: "spread-job", bare: true},
+	{name: "spread-job", bare: true, variables: []string{"SPREAD_JOB"}},
 	{name: "spread-segments", bare: true},
 	{name: "stepmgr", bare: true},
-	{name: "switches"},
-	{name: "thread-spec", here: true},
-	{name: "threads", short: "T"},
+	{name: "switches", variables: []string{"REQ_SWITCH", "WAIT4SWITCH"}},
+	{name: "thread-spec", here: true, variables: []string{"THREAD_SPEC"}},
+	{name: "threads", short: "T", variables: []string{"THREADS"}},
 	{name: "time-min"},
 	{name: "tmp"},
 	{name: "treewidth"},
-	{name: "use-min-nodes", bare: true},
-	{name: "wait-all-nodes"},
-	{name: "wckey"},
+	{name: "use-min-nodes", bare: true, variables: []string{"USE_MIN_NODES"}},
+	{name: "wait-all-nodes", variables: []string{"WAIT_ALL_NODES"}},
+	{name: "wckey", variables: []string{"WCKEY"}},
 }
 
-// unused are the names of such options that were given, in their order.
+// unused are such options that were given, in their order: "--partition", or "SLURM_PARTITION" of one
+// that the environment has.
 type unused []string
 
 // bind makes hidden flags of them: no page offers what has no effect.
@@ -102,12 +106,13 @@ func (o *Run) TellUnused() {
 	}
 	var queue, here []string
 	for _, u := range unusedOptions {
+		i := slices.IndexFunc(o.unused, u.is)
 		switch {
-		case !slices.Contains(o.unused, u.name):
+		case i < 0:
 		case u.here:
-			here = append(here, "--"+u.name)
+			here = append(here, o.unused[i])
 		default:
-			queue = append(queue, "--"+u.name)
+			queue = append(queue, o.unused[i])
 		}
 	}
 	if len(queue) > 0 {
@@ -115,6 +120,36 @@ func (o *Run) TellUnused() {
 	}
 	if len(here) > 0 {
 		terminal.Say("without effect, since noded does not do it: %s", strings.Join(here, ", "))
+	}
+}
+
+// is reports whether given is the option, or a variable that stands for it.
+func (u *unusedOption) is(given string) bool {
+	if name, option := strings.CutPrefix(given, "--"); option {
+		return name == u.name
+	}
+	_, name, _ := strings.Cut(given, "_")
+	return slices.Contains(u.variables, name)
+}
+
+// unusedFromEnv notes the options without effect that a verb's command line does not have, and the
+// environment has, by the prefix of the verb's variables; SLURM_CLUSTERS holds for every verb.
+func unusedFromEnv(f *pflag.FlagSet, prefix string) {
+	for _, u := range unusedOptions {
+		flag := f.Lookup(u.name)
+		if flag == nil || flag.Changed {
+			continue
+		}
+		for _, v := range u.variables {
+			name := prefix + v
+			if u.name == "clusters" && os.Getenv(name) == "" {
+				name = "SLURM_" + v
+			}
+			if of, ok := flag.Value.(*unusedFlag); ok && os.Getenv(name) != "" {
+				of.note(name)
+				flag.Changed = true // it overrules #SBATCH lines
+			}
+		}
 	}
 }
 
@@ -129,8 +164,13 @@ func (f *unusedFlag) Type() string   { return "string" }
 
 func (f *unusedFlag) Set(value string) error {
 	f.value = value
-	if !slices.Contains(*f.given, f.name) {
-		*f.given = append(*f.given, f.name)
-	}
+	f.note("--" + f.name)
 	return nil
+}
+
+// note notes that the option was given, by its name or a variable.
+func (f *unusedFlag) note(by string) {
+	if !slices.Contains(*f.given, by) {
+		*f.given = append(*f.given, by)
+	}
 }
