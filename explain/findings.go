@@ -207,6 +207,8 @@ func startHint(k startFailure) string {
 		return "the folder of --output, --error or --input must be on the node"
 	case k.stage == "stdio":
 		return "the file of --output, --error or --input is opened as the user, on the node"
+	case k.stage == eventlog.PhaseTaskProlog:
+		return "what TaskProlog, or --task-prolog, wrote to the step's standard error says more"
 	case strings.HasPrefix(k.stage, "chdir") && k.errno != 0:
 		return "the working directory must be on the node and the user's to enter: --chdir names another one"
 	case errno == unix.EAGAIN:
@@ -418,7 +420,11 @@ func (e *explainer) cancelled() {
 		e.add(Finding{Kind: KindCancel, Text: "the step's time was over: " + r.Reason, Hint: "-t asks for more time"})
 	case (r.State == step.Failed || r.State == step.Completed) && r.Reason != "" && !e.said(r.Reason) && !e.hookFailed(r.Reason):
 		// What no other finding has: a daemon's death, --kill-on-bad-exit.
-		e.add(Finding{Kind: KindState, Text: r.Reason})
+		f := Finding{Kind: KindState, Text: r.Reason}
+		if strings.HasPrefix(r.Reason, "spankhost (pid ") {
+			f.Hint = "start it again; noded's or slurmd's log and dmesg may say why"
+		}
+		e.add(f)
 	}
 }
 

@@ -70,7 +70,7 @@ func TestRootBadInput(t *testing.T) {
 		}()
 		for _, args := range [][]string{
 			{"cancel", "1.0"}, {"signal", "-s", "USR1", "1.0"}, {"suspend", "1"}, {"resume", "1"}, {"top", "--batch", "-n1"}, {"attach", "1.0"},
-			{"node", "status"}, {"node", "drain", "x"}, {"node", "resume"}, {"show", "1"}, {"ps"}, {"ps", "--all"}, {"stat", "1"}, {"alloc", "true"}, {"batch", "--wrap=true"},
+			{"node", "status"}, {"node", "drain", "x"}, {"node", "resume"}, {"show", "1"}, {"ps"}, {"ps", "--all"}, {"stat", "1"}, {"explain"}, {"alloc", "true"}, {"batch", "--wrap=true"},
 		} {
 			want := fmt.Sprintf("cannot hear noded at %q: the connection ended ", socket)
 			if r := n.ctlRoot(t, append([]string{"--socket", socket}, args...)...); r.code != 1 || r.out != "" || !strings.HasPrefix(r.err, "stepctl: error: ") || !strings.Contains(r.err, want) || strings.Count(r.err, "\n") != 1 {
@@ -172,8 +172,27 @@ func TestRootExplainWaits(t *testing.T) {
 		}
 		return nil
 	})
+	// One that has no job, and no number, is explained by its user and root.
+	room := n.start(t, call{args: []string{"run", "--immediate=inf", "-n63", "-J", "big", "true"}})
+	request := regexp.MustCompile(`^request big of \S+, 63 tasks: WAITING for \d+s, without a number yet\n  waits: for room: it needs 63 CPUs on this node.*job 1 has no time limit\n    stepctl ps shows who has it; Ctrl-C in its terminal gives up\n$`)
+	eventually(t, callTimeout, "the request for room", func() error {
+		r := n.ctl(t, "explain")
+		if small := regexp.MustCompile(`(?m)^request second of .*\n.*\n.*\n`); !request.MatchString(small.ReplaceAllString(r.out, "")) || !small.MatchString(r.out) {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	if r := n.ctlRoot(t, "explain", "--json"); strings.Count(r.out, `"for":`) != 2 {
+		t.Errorf("root: %v", r)
+	}
+	if r := n.do(t, call{args: []string{"explain"}, uid: 65534}); r.code != 0 || r.out != "no request waits: stepctl explain JOB[.STEP] explains a step\n" {
+		t.Errorf("another user: %v", r)
+	}
+	if r := n.ctl(t, "ps"); !regexp.MustCompile(`(?m)^- +big +\S+ +WAITING +63 +\d:\d\d +\(room: it needs 63 CPUs`).MatchString(r.out) {
+		t.Errorf("ps: %v", r)
+	}
 	n.userFile(t, "go", "", 0o644)
-	for _, p := range []*process{has, waits, alloc} {
+	for _, p := range []*process{has, waits, alloc, room} {
 		if p == alloc {
 			n.userFile(t, "over", "", 0o644)
 		}
@@ -186,13 +205,13 @@ func TestRootExplainWaits(t *testing.T) {
 	run := n.start(t, call{args: []string{"run", "true"}})
 	alloc = n.start(t, call{args: []string{"alloc", "true"}})
 	for what, want := range map[string]string{
-		"prolog of a run":    `^step (2|3)\.0  STARTING: the step is being launched: it is at stage prolog for .*\n  stage: for .* the launch is at its stage prolog: the job's prolog runs\n    PrologEpilogTimeout in slurm\.conf bounds it; stepctl cancel (2|3)\.0 ends it\n$`,
-		"prolog of an alloc": `^job (2|3)  has no step yet\n  prolog: the job waits for its prolog, which runs for \d+s\n    PrologEpilogTimeout in slurm\.conf bounds it; stepctl cancel (2|3) ends it\n$`,
+		"prolog of a run":    `^step (3|4)\.0  STARTING: the step is being launched: it is at stage prolog for .*\n  stage: for .* the launch is at its stage prolog: the job's prolog runs\n    PrologEpilogTimeout in slurm\.conf bounds it; stepctl cancel (3|4)\.0 ends it\n$`,
+		"prolog of an alloc": `^job (3|4)  has no step yet\n  prolog: the job waits for its prolog, which runs for \d+s\n    PrologEpilogTimeout in slurm\.conf bounds it; stepctl cancel (3|4) ends it\n$`,
 	} {
 		eventually(t, callTimeout, what, func() error {
-			two, three := n.ctl(t, "explain", "2"), n.ctl(t, "explain", "3")
-			if re := regexp.MustCompile(want); !re.MatchString(two.out) && !re.MatchString(three.out) {
-				return fmt.Errorf("%v, %v", two, three)
+			three, four := n.ctl(t, "explain", "3"), n.ctl(t, "explain", "4")
+			if re := regexp.MustCompile(want); !re.MatchString(three.out) && !re.MatchString(four.out) {
+				return fmt.Errorf("%v, %v", three, four)
 			}
 			return nil
 		})

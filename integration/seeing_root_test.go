@@ -161,9 +161,18 @@ func (n *node) on(t *testing.T, columns, rows uint16, args ...string) *onTermina
 // screensOf holds what two terminals show against testdata/screens, but for numbers
 // and the lengths of bars.
 func screensOf(t *testing.T, n *node, runs, failed string) {
+	if r := n.ctlRoot(t, "node", "drain", "the disk is full"); r.code != 0 {
+		t.Fatal(r)
+	}
+	defer n.ctlRoot(t, "node", "resume")
+	// From these lines on screens have figures of the run and the machine.
+	until := map[string]*regexp.Regexp{
+		"show": regexp.MustCompile(`^  used |^ +RANK `), "stat": regexp.MustCompile(`^ +RANK `), "node-status": regexp.MustCompile(`^  drained `),
+	}
 	for name, args := range map[string][]string{
 		"help": {"--help"}, "run-help": {"run", "--help"}, "top-help": {"top", "--help"}, "explain": {"explain", failed}, "timeline": {"timeline", failed},
 		"ps": {"ps", "--all"}, "ps-help": {"ps", "--help"}, "timeline-help": {"timeline", "--help"},
+		"show": {"show", failed}, "stat": {"stat", failed}, "node-status": {"node", "status"},
 	} {
 		for _, size := range [][2]uint16{{80, 24}, {200, 50}} {
 			s := n.on(t, size[0], size[1], args...)
@@ -173,6 +182,9 @@ func screensOf(t *testing.T, n *node, runs, failed string) {
 			var out []string
 			for line := range strings.Lines(strings.ReplaceAll(escapes.ReplaceAllString(s.text(), ""), "\r", "")) {
 				line = strings.TrimRight(line, "\n")
+				if until[name] != nil && until[name].MatchString(line) {
+					break
+				}
 				if utf8.RuneCountInString(line) > int(size[0]) {
 					t.Errorf("%s: a line of %d columns: %q", name, utf8.RuneCountInString(line), line)
 				}
@@ -185,6 +197,20 @@ func screensOf(t *testing.T, n *node, runs, failed string) {
 		}
 	}
 	_ = runs
+	checkOf(t)
+}
+
+// checkOf holds what noded --check-config shows on a terminal of a typical site's files of 60 keys.
+func checkOf(t *testing.T) {
+	dir := fmt.Sprintf("/tmp/%05d", os.Getpid()%100000) // as long as /etc/slurm: lines break by it
+	must(t, os.Mkdir(dir, 0o755))
+	defer os.RemoveAll(dir)
+	must(t, os.CopyFS(dir, os.DirFS("../site/testdata/site60")))
+	s := terminal(t, exec.Command(binary(t, "noded"), "--check-config", "-N", "n1", "-f", filepath.Join(dir, "slurm.conf")), 80, 24)
+	s.ends(t, 78)
+	s.slave.Close()
+	<-s.done // all is read
+	screenIs(t, "check-80x24", strings.ReplaceAll(strings.ReplaceAll(s.text(), "\r", ""), dir, "/etc/slurm"))
 }
 
 // TestRootProgress: what a launch waits for is told on a terminal, in a line that goes

@@ -30,8 +30,14 @@ func ExplainCommand(d *client.Dialer) *cobra.Command {
 	var asJSON bool
 	from := sources{d: d}
 	c := &cobra.Command{
-		Use: "explain JOB[.STEP]", Short: "say what happened to a step and why, or what it waits for", Args: cobra.ExactArgs(1),
-		RunE: onRef(func(ref api.StepRef) error { return explainSteps(&from, ref, asJSON) }),
+		Use: "explain [JOB[.STEP]]", Short: "say what happened to a step and why, or what it, or a request without a number, waits for",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return explainRequests(&from, asJSON)
+			}
+			return onRef(func(ref api.StepRef) error { return explainSteps(&from, ref, asJSON) })(c, args)
+		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	from.flag(c.Flags())
@@ -61,10 +67,7 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 	case asJSON:
 		return explainJob(os.Stdout, s, ref, all)
 	}
-	style := explain.Style{Bold: terminal.Colours(os.Stdout)}
-	if terminal.IsTerminal(os.Stdout) {
-		style.Width, _ = terminal.ScreenSize(os.Stdout)
-	}
+	style := explain.Style{Bold: terminal.Colours(os.Stdout), Width: screenWidth()}
 	for i, x := range all {
 		if i > 0 {
 			fmt.Println()
@@ -79,21 +82,99 @@ func explainSteps(from *sources, ref api.StepRef, asJSON bool) error {
 	return nil
 }
 
+// screenWidth is how wide the terminal is that is written to, 0 without one.
+func screenWidth() (columns int) {
+	if terminal.IsTerminal(os.Stdout) {
+		columns, _ = terminal.ScreenSize(os.Stdout)
+	}
+	return columns
+}
+
+// explainRequests explains the caller's requests, for root all users' requests, that wait without a
+// number.
+func explainRequests(from *sources, asJSON bool) error {
+	s, err := from.choose()
+	if err != nil {
+		return err
+	}
+	node, err := s.node()
+	switch {
+	case err != nil:
+		return err
+	case node == nil:
+		return errors.New("explain: steps that wait under Slurm are in squeue; name a step, as in stepctl explain 12.0")
+	}
+	uid := uint32(os.Getuid())
+	waits := slices.DeleteFunc(node.Waiting, func(r api.NodeWaiting) bool { return uid != 0 && r.UID != uid })
+	if asJSON {
+		return printExplanations(os.Stdout, nil, waits)
+	}
+	return writeRequests(os.Stdout, waits, screenWidth(), time.Now())
+}
+
+// writeRequests writes the user of each request and since when it waits, what for, and what to do.
+func writeRequests(w io.Writer, waits []api.NodeWaiting, width int, now time.Time) error {
+	var b strings.Builder
+	line := liner(&b, width)
+	if len(waits) == 0 {
+		line("", "no request waits: stepctl explain JOB[.STEP] explains a step")
+	}
+	for i := range waits[:min(len(waits), waitsMax)] {
+		r := &waits[i]
+		line("", fmt.Sprintf("request %s of %s, %s: WAITING for %s, without a number yet", printable.Line(r.Name, 20), printable.Line(r.User, 20), Plural(r.NTasks, "task"), now.Sub(r.Since).Round(time.Second)))
+		job := ""
+		if r.JobID != nil {
+			job = fmt.Sprintf(" %d", *r.JobID)
+		}
+		cause, rest := "for "+printable.Line(r.For, 0), ""
+		if width >= 40 {
+			cause, rest = printable.First(cause, width-len("  waits: "))
+		}
+		line("  ", "waits: "+cause)
+		line("    ", "stepctl ps"+job+" shows who has it; Ctrl-C in its terminal gives up")
+		if rest != "" {
+			line("    ", rest)
+		}
+	}
+	tellMore(&b, len(waits))
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// liner writes texts, indented, in lines of at most width columns; below 40 of any length.
+func liner(b *strings.Builder, width int) func(indent, text string) {
+	if width < 40 {
+		width = math.MaxInt
+	}
+	return func(indent, text string) { b.WriteString(printable.Wrap(text, indent, indent, width) + "\n") }
+}
+
+// tellMore says how many requests that wait are not described.
+func tellMore(b *strings.Builder, waits int) {
+	if n := waits - waitsMax; n > 0 {
+		fmt.Fprintf(b, "  %d more wait\n", n)
+	}
+}
+
 // explainJob prints the document of a job: of its steps, and of what waits without a number.
 func explainJob(w io.Writer, s source, ref api.StepRef, all []*explain.Explanation) error {
-	waits := []api.NodeWaiting{}
-	if ref.StepID == nil {
-		found, _, err := waitsOf(s, ref.JobID)
-		if err != nil {
-			return err
-		}
-		waits = append(waits, found...) // none are an empty list
+	if ref.StepID != nil {
+		return printExplanations(w, all, nil)
 	}
+	waits, _, err := waitsOf(s, ref.JobID)
+	if err != nil {
+		return err
+	}
+	return printExplanations(w, all, waits)
+}
+
+// printExplanations prints a document of steps and of what waits; none are empty lists.
+func printExplanations(w io.Writer, all []*explain.Explanation, waits []api.NodeWaiting) error {
 	return client.PrintDocument(w, struct {
 		Schema       int                    `json:"schema"`
 		Explanations []*explain.Explanation `json:"explanations"`
 		Waits        []api.NodeWaiting      `json:"waits"`
-	}{step.Schema, all, waits})
+	}{step.Schema, append([]*explain.Explanation{}, all...), append([]api.NodeWaiting{}, waits...)})
 }
 
 // waitsOf are the requests of a job that wait, and the job, nil where the node has no such job.
@@ -116,11 +197,8 @@ func explainWaits(w io.Writer, s source, job uint32, steps, width int, now time.
 	if err != nil {
 		return err
 	}
-	if width < 40 {
-		width = math.MaxInt
-	}
 	var b strings.Builder
-	line := func(indent, text string) { b.WriteString(printable.Wrap(text, indent, indent, width) + "\n") }
+	line := liner(&b, width)
 	if steps == 0 {
 		fmt.Fprintf(&b, "job %d  has no step yet\n", job)
 	}
@@ -141,9 +219,7 @@ func explainWaits(w io.Writer, s source, job uint32, steps, width int, now time.
 		line("  ", "waits: for "+printable.Line(r.For, 0))
 		line("    ", fmt.Sprintf("stepctl ps %d shows who has them; %s, %s, waits for %s", job, printable.Line(r.Name, 20), Plural(r.NTasks, "task"), now.Sub(r.Since).Round(time.Second)))
 	}
-	if n := len(waits) - waitsMax; n > 0 {
-		fmt.Fprintf(&b, "  %d more wait\n", n)
-	}
+	tellMore(&b, len(waits))
 	_, err = io.WriteString(w, b.String())
 	return err
 }

@@ -59,6 +59,52 @@ func TestExplainWaits(t *testing.T) {
 	}
 }
 
+// TestExplainRequests: of a request without a number, who has made it, what for it waits, and what to do
+// are a line each.
+func TestExplainRequests(t *testing.T) {
+	since := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	now := since.Add(65 * time.Second)
+	room := api.NodeWaiting{Name: "big\x1b[2J", User: "bob", NTasks: 128, Since: since, For: "room: it needs 128 CPUs on this node: of its 128 CPUs 54 are free; --overcommit shares them with other steps; free at 14:03 at the latest"}
+	inJob := api.NodeWaiting{Name: "small", User: "al", NTasks: 1, JobID: new(uint32(12)), Since: since, For: "its turn: 1 request waits before it"}
+	for _, c := range []struct {
+		waits []api.NodeWaiting
+		width int
+		want  string
+	}{
+		{nil, 80, "no request waits: stepctl explain JOB[.STEP] explains a step\n"},
+		{[]api.NodeWaiting{room, inJob}, 80, `request big?[2J of bob, 128 tasks: WAITING for 1m5s, without a number yet
+  waits: for room: it needs 128 CPUs on this node: of its 128 CPUs 54 are …
+    stepctl ps shows who has it; Ctrl-C in its terminal gives up
+    … free; --overcommit shares them with other steps; free at 14:03 at the
+    latest
+request small of al, 1 task: WAITING for 1m5s, without a number yet
+  waits: for its turn: 1 request waits before it
+    stepctl ps 12 shows who has it; Ctrl-C in its terminal gives up
+`},
+	} {
+		var b strings.Builder
+		if err := writeRequests(&b, c.waits, c.width, now); err != nil {
+			t.Fatal(err)
+		}
+		fits(t, b.String(), c.width)
+		if got := b.String(); got != c.want {
+			t.Errorf("on %d columns: got\n%s\nwant\n%s", c.width, got, c.want)
+		}
+	}
+	for _, width := range []int{0, 40, 200} {
+		var b strings.Builder
+		if err := writeRequests(&b, []api.NodeWaiting{room, inJob}, width, now); err != nil {
+			t.Fatal(err)
+		}
+		fits(t, b.String(), width)
+	}
+	var b strings.Builder
+	many := make([]api.NodeWaiting, waitsMax+2)
+	if err := writeRequests(&b, many, 80, now); err != nil || strings.Count(b.String(), "WAITING") != waitsMax || !strings.HasSuffix(b.String(), "\n  2 more wait\n") {
+		t.Errorf("many: %v: %s", err, b.String())
+	}
+}
+
 // TestExplainJobDocument: the document of a job has what waits of it, as the text has.
 func TestExplainJobDocument(t *testing.T) {
 	s := waiting{doc: `{"waiting":[{"job_id":13,"for":"x"},{"job_id":12,"name":"a","ntasks":4,"for":"room"}]}`}

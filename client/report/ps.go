@@ -35,7 +35,7 @@ func PSCommand(d *client.Dialer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			l, err := list(node, listing(d, args, all, (*api.Client).Overview), args, time.Now())
+			l, err := list(node, listing(d, args, all, (*api.Client).Overview), args, time.Now(), uint32(os.Getuid()))
 			if err != nil {
 				return err
 			}
@@ -89,6 +89,7 @@ func listing(d *client.Dialer, args []string, all bool, list func(*api.Client, c
 type psList struct {
 	rows  []psRow
 	table table
+	hints []string // what to do now, where something is wrong
 }
 
 // psRow is a line, at the place of its number.
@@ -98,10 +99,12 @@ type psRow struct {
 	cells []string
 }
 
-// list are the lines of recs, of the jobs of the node that args, or none, name, and of what waits.
-func list(node *api.Node, recs iter.Seq2[*step.Record, error], args []string, now time.Time) (*psList, error) {
+// list are the lines of recs, of the jobs of the node that args, or none, name, and of what waits, and
+// what caller may do about what is wrong.
+func list(node *api.Node, recs iter.Seq2[*step.Record, error], args []string, now time.Time, caller uint32) (*psList, error) {
 	l := &psList{}
 	seen, prologs := make(map[uint32]bool), make(map[uint32]bool)
+	var failed *step.Record // the last one that did
 	for i := range node.Jobs {
 		prologs[node.Jobs[i].ID] = node.Jobs[i].Doing == "prolog"
 	}
@@ -110,6 +113,9 @@ func list(node *api.Node, recs iter.Seq2[*step.Record, error], args []string, no
 			return nil, err
 		}
 		seen[rec.ID.Job] = seen[rec.ID.Job] || !rec.State.Final()
+		if rec.State.Final() && rec.State != step.Completed && rec.State != step.Cancelled && (caller == 0 || rec.UID == caller) && (failed == nil || later(rec.Ended, failed.Ended)) {
+			failed = rec
+		}
 		what := doing(rec, now)
 		if rec.State == step.Starting && prologs[rec.ID.Job] {
 			what = "(prolog)"
@@ -137,8 +143,17 @@ func list(node *api.Node, recs iter.Seq2[*step.Record, error], args []string, no
 			l.rows = append(l.rows, psRow{cells: []string{"-", w.Name, w.User, "WAITING", strconv.Itoa(w.NTasks), clock(now.Sub(w.Since)), "(" + w.For + ")"}})
 		}
 	}
+	if failed != nil {
+		l.hints = append(l.hints, "stepctl explain "+failed.ID.Name()+" says why the last one failed, and what to do")
+	}
+	if len(args) == 0 && (node.State == "DRAINING" || node.State == "DRAINED") {
+		l.hints = append(l.hints, fmt.Sprintf("node %s is %s and takes no more jobs: stepctl node status says why", node.Name, node.State))
+	}
 	return l, nil
 }
+
+// later reports whether a is known, and not before b.
+func later(a, b *time.Time) bool { return a != nil && (b == nil || !a.Before(*b)) }
 
 func compareBools(a, b bool) int {
 	switch {
@@ -236,6 +251,12 @@ func (l *psList) write(w io.Writer, columns int) error {
 	if i := slices.Index(left, command); i >= 0 {
 		left[i] = "COMMAND" // reasons have lines of their own
 	}
-	_, err := io.WriteString(w, text+leftOut(left, columns))
+	text += leftOut(left, columns)
+	for _, hint := range l.hints {
+		if columns > 0 { // the rows alone are for programs
+			text += printable.Wrap("("+printable.Line(hint, 400)+")", "  ", "  ", columns) + "\n"
+		}
+	}
+	_, err := io.WriteString(w, text)
 	return err
 }

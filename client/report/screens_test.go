@@ -45,7 +45,7 @@ func screenRecords(now time.Time) []*step.Record {
 	}
 }
 
-const screenNode = `{"name":"n1","jobs":[
+const screenNode = `{"name":"n1","state":"DRAINING","jobs":[
 	{"job_id":12,"user":"alice","name":"solver","origin":"run","cpus":"0-63","steps":[0],"state":"RUNNING","ntasks":64},
 	{"job_id":13,"user":"bob","name":"x","origin":"batch","cpus":"64","steps":[4294967291],"state":"RUNNING","doing":"prolog","ntasks":1},
 	{"job_id":24,"uid":1002,"user":"christopher.longname","name":"interactive","origin":"alloc","cpus":"65-72","memory_mb":700,"gres":"gpu:a100:1","steps":[1],"state":"RUNNING","ntasks":8,"start_time":"2026-11-29T11:30:00Z"},
@@ -78,7 +78,7 @@ func TestScreens(t *testing.T) {
 		}{
 			"ps": {recs, nil}, "ps-job": {recs[2:4], []string{"24"}}, "ps-alloc": {nil, []string{"24"}}, "ps-step": {recs[3:4], []string{"24.1"}},
 		} {
-			l, err := list(node, each(c.recs), c.args, now)
+			l, err := list(node, each(c.recs), c.args, now, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -110,7 +110,7 @@ func TestScreens(t *testing.T) {
 // TestPSBetween: a job whose step ends between the two requests of ps does not run without a step.
 func TestPSBetween(t *testing.T) {
 	node := &api.Node{Jobs: []api.NodeJob{{ID: 1, Origin: step.OriginRun, State: "RUNNING", Steps: []uint32{0}, CPUs: "3"}}}
-	l, err := list(node, func(func(*step.Record, error) bool) {}, nil, time.Now())
+	l, err := list(node, func(func(*step.Record, error) bool) {}, nil, time.Now(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestPSWhole(t *testing.T) {
 		_ = yield(&step.Record{ID: step.ID{Job: 1}, Name: name, Command: []string{command}, State: step.Running}, nil) &&
 			yield(&step.Record{ID: step.ID{Job: 2}, State: step.Running, Suspended: new(now.Add(-25 * time.Hour))}, nil)
 	}
-	l, err := list(&api.Node{}, recs, nil, now)
+	l, err := list(&api.Node{}, recs, nil, now, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +138,49 @@ func TestPSWhole(t *testing.T) {
 	for _, want := range []string{name, command + "\n", "(since 2026-11-28T11:00, by a signal)"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%.40q is not in ps", want)
+		}
+	}
+}
+
+// TestPSHints: ps says what to do about the last step of the caller's that failed, and about a drained
+// node, on a screen alone, and nothing where nothing is wrong.
+func TestPSHints(t *testing.T) {
+	at := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	ended := func(job uint32, uid uint32, state step.State, after time.Duration) *step.Record {
+		return &step.Record{ID: step.ID{Job: job}, UID: uid, State: state, Ended: new(at.Add(after))}
+	}
+	failed := []*step.Record{ended(1, 7, step.Failed, time.Second), ended(2, 7, step.Timeout, time.Minute), ended(3, 7, step.Cancelled, time.Hour), ended(4, 8, step.NodeFail, time.Hour), ended(5, 7, step.Completed, time.Hour)}
+	const drained = "  (node n1 is DRAINED and takes no more jobs: stepctl node status says why)\n"
+	for name, c := range map[string]struct {
+		recs    []*step.Record
+		node    api.Node
+		caller  uint32
+		columns int
+		want    string
+	}{
+		"a user":           {failed, api.Node{}, 7, 80, "  (stepctl explain 2.0 says why the last one failed, and what to do)\n"},
+		"root":             {failed, api.Node{Name: "n1", State: "DRAINED"}, 0, 80, "  (stepctl explain 4.0 says why the last one failed, and what to do)\n" + drained},
+		"another user":     {failed, api.Node{Name: "n1", State: "DRAINED"}, 9, 80, drained},
+		"no screen":        {failed, api.Node{Name: "n1", State: "DRAINED"}, 0, 0, ""},
+		"nothing is wrong": {failed[4:], api.Node{Name: "n1", State: "ALLOCATED"}, 0, 80, ""},
+	} {
+		l, err := list(&c.node, func(yield func(*step.Record, error) bool) {
+			for _, rec := range c.recs {
+				if !yield(rec, nil) {
+					return
+				}
+			}
+		}, nil, at, c.caller)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		if err := l.write(&b, c.columns); err != nil {
+			t.Fatal(err)
+		}
+		_, got, _ := strings.Cut(b.String(), "  (")
+		if got != strings.TrimPrefix(c.want, "  (") {
+			t.Errorf("%s: got %q, want %q", name, b.String(), c.want)
 		}
 	}
 }

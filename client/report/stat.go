@@ -81,9 +81,11 @@ func showStats(recs []*step.Record, asJSON bool, ref api.StepRef) (over bool, er
 
 // writeStat is the table of one step, in lines of at most columns, 0 of any length.
 func writeStat(out io.Writer, rec *step.Record, columns int) error {
-	head := fmt.Sprintf("step %s  %s  %s%s", rec.ID.Name(), client.StateWord(rec), elapsed(rec), sampling(rec))
+	var b strings.Builder
+	b.WriteString(fitted(fmt.Sprintf("step %s  %s  %s%s", rec.ID.Name(), client.StateWord(rec), elapsed(rec), sampling(rec)), columns) + "\n")
+	writeCause(fielder(&b, columns), rec, columns)
 	if rec.Usage == nil {
-		_, err := fmt.Fprintln(out, fitted(head, columns)+"\n  nothing is known of what it uses")
+		_, err := io.WriteString(out, b.String()+"  nothing is known of what it uses\n")
 		return err
 	}
 	t := table{left: "  ", columns: []column{
@@ -105,7 +107,7 @@ func writeStat(out io.Writer, rec *step.Record, columns int) error {
 	statLine(&t, "step", "", &rec.Usage.Used)
 	t.dropUnknown(columns)
 	text, left := t.text(columns)
-	if _, err := io.WriteString(out, fitted(head, columns)+"\n"+text+leftOut(left, columns)); err != nil {
+	if _, err := io.WriteString(out, b.String()+text+leftOut(left, columns)); err != nil {
 		return err
 	}
 	return writePressure(out, rec.Usage.Pressure, columns)

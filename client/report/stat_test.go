@@ -50,6 +50,19 @@ func TestWriteStat(t *testing.T) {
 		fits(t, out.String(), columns)
 		isGolden(t, fmt.Sprintf("stat-%d", columns), out.String())
 	}
+	// What happened, why, and what to do are the first three lines.
+	rec.State, rec.Reason = step.Timeout, "the step's time limit of 1m0s is over; task 0: Terminated; tasks 1-2: Killed, and none of them has caught it"
+	for _, columns := range []int{0, 40, 80} {
+		var out strings.Builder
+		if err := writeStat(&out, rec, columns); err != nil {
+			t.Fatal(err)
+		}
+		fits(t, out.String(), columns)
+		lines := strings.SplitN(out.String(), "\n", 4)
+		if !strings.HasPrefix(lines[0], "step 12.0  TIMEOUT  1:05") || !strings.HasPrefix(lines[1], "  reason   the step's time limit") || lines[2] != "  see      stepctl explain 12.0" {
+			t.Errorf("on %d columns it begins with %q", columns, lines[:3])
+		}
+	}
 	rec.Usage = nil
 	var out strings.Builder
 	if err := writeStat(&out, rec, 0); err != nil || !strings.Contains(out.String(), "nothing is known") {

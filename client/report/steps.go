@@ -103,18 +103,7 @@ func writeStep(w io.Writer, rec *step.Record, columns int, now time.Time) error 
 	head := fmt.Sprintf("step %s  %s  %s", rec.ID.Name(), client.StateWord(rec), ElapsedAt(rec, now))
 	b.WriteString(fitted(head, columns) + "\n")
 	field := fielder(&b, columns)
-	if rec.Suspended != nil && !rec.State.Final() {
-		field("suspended", "since "+rec.Suspended.Format(time.RFC3339)+" "+suspender(rec), 0)
-		field("resume", "stepctl resume "+strconv.FormatUint(uint64(rec.ID.Job), 10), 0)
-	}
-	// What happened, why, and what to do come first, in a line each: the rest of a long reason after them.
-	reason, _ := launch.CauseFirst(rec.Reason, "")
-	reason, rest := printable.First(printable.Line(reason, 400), columns-fieldIndent)
-	field("reason", reason, 0)
-	if rec.State.Final() && rec.State != step.Completed {
-		field("see", "stepctl explain "+rec.ID.Name(), 0)
-	}
-	field("", rest, 0)
+	writeCause(field, rec, columns)
 	field("name", rec.Name, 80)
 	field("user", fmt.Sprintf("%s (uid %d)", rec.User, rec.UID), 200)
 	field("node", rec.Node+", CPUs "+rec.CPUs, 200)
@@ -153,6 +142,22 @@ func writeStep(w io.Writer, rec *step.Record, columns int, now time.Time) error 
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeCause writes why a step stands still or has ended, and what to do, in a line each: the rest of
+// a long reason comes after them.
+func writeCause(field func(name, text string, room int), rec *step.Record, columns int) {
+	if rec.Suspended != nil && !rec.State.Final() {
+		field("suspended", "since "+rec.Suspended.Format(time.RFC3339)+" "+suspender(rec), 0)
+		field("resume", "stepctl resume "+strconv.FormatUint(uint64(rec.ID.Job), 10), 0)
+	}
+	reason, _ := launch.CauseFirst(rec.Reason, "")
+	reason, rest := printable.First(printable.Line(reason, 400), columns-fieldIndent)
+	field("reason", reason, 0)
+	if rec.State.Final() && rec.State != step.Completed || rec.NoTaskRan() {
+		field("see", "stepctl explain "+rec.ID.Name(), 0)
+	}
+	field("", rest, 0)
 }
 
 // writeJob prints a job that has no step.
