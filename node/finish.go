@@ -13,6 +13,7 @@ import (
 	"stepd/node/spool"
 	"stepd/node/state"
 	"stepd/step"
+	"stepd/step/launch"
 )
 
 // finish comes after stepd's exit: it finds the result, or makes one that says
@@ -110,12 +111,18 @@ const prologExitCode = 182
 // fail ends a step whose stepd was not started.
 func (f *follower) fail(cause error) {
 	state, code := step.Failed, 1
-	if _, ok := errors.AsType[errCancelled](cause); ok {
+	_, prolog := errors.AsType[scripts.PrologError](cause)
+	_, fault := errors.AsType[*launch.FaultError](cause)
+	_, cancelled := errors.AsType[errCancelled](cause)
+	switch {
+	case cancelled:
 		state = step.Cancelled
-	} else {
+	case (prolog || fault) && f.n.gate.Drain().Drained: // the line of the drain has the cause
+		f.log.Infof("cannot start the step: %v", cause)
+	default:
 		f.log.Errorf("cannot start the step: %v", cause)
 	}
-	if _, ok := errors.AsType[scripts.PrologError](cause); ok {
+	if prolog {
 		code = prologExitCode
 	}
 	f.dieWith(cause.Error(), state, code)
@@ -131,8 +138,8 @@ func (f *follower) endPlace() {
 		if err == nil {
 			return
 		}
+		f.log.Errorf("%v", err)
 		if !left {
-			f.log.Errorf("%v", err)
 			return
 		}
 		h.Hold(rec)

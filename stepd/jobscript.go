@@ -45,7 +45,7 @@ func jobScript(log *logrus.Logger, args []string) int {
 	})
 	res := stepapi.JobScriptResult{Schema: step.Schema, Hooks: done.Hooks, Crashes: done.Crashes}
 	if err != nil {
-		entry.Error(err)
+		entry.Info(err) // noded drains the node by it, as an error
 		res.Failure = err.Error()
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(res); err != nil {

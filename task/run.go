@@ -29,7 +29,7 @@ func (s *Step) Run(ctx context.Context) step.Record {
 	if err == nil {
 		err = newLoop(s).run()
 	}
-	(&teardown{s}).run(err)
+	(&teardown{Step: s}).run(err)
 	return s.Record()
 }
 

@@ -15,7 +15,11 @@ import (
 
 // teardown ends the step on every way out of it: the rest of its processes, the
 // plugins' exit hooks, then everything that the stages have made, the last first.
-type teardown struct{ *Step }
+type teardown struct {
+	*Step
+	// told is the error of the host's death, which hostDied has reported.
+	told error
+}
 
 // run ends a step whose launch, or loop, has ended with err.
 func (t *teardown) run(err error) {
@@ -60,10 +64,13 @@ func (t *teardown) part(name string, do func() error) {
 	start := t.d.Now()
 	err := do()
 	t.messages.span(name, start, err)
-	if err != nil && !isGivenUp(err) { // which was reported already
-		t.messages.log(err.Error())
-		t.ledger.noteReason(err.Error())
+	if err == nil || isGivenUp(err) { // which was reported already
+		return
 	}
+	if !errors.Is(err, t.told) {
+		t.messages.log(err.Error())
+	}
+	t.ledger.noteReason(err.Error())
 }
 
 // settle makes the error of a launch or of the running step the cause of its end, unless
@@ -137,6 +144,7 @@ func (t *teardown) exitHooks() error {
 			return nil // all of the step has ended, and how
 		}
 		t.settle(err)
+		t.told = err
 	}
 	if err == nil {
 		t.left.since = began

@@ -176,12 +176,12 @@ func (h *Health) Kill(rec *step.Record) (left bool, err error) {
 // nothing is left.
 func (h *Health) End(rec *step.Record, log logrus.FieldLogger) bool {
 	left, err := h.Kill(rec)
-	switch {
-	case left:
+	if err != nil {
+		log.Errorf("%v", err)
+	}
+	if left {
 		h.Hold(rec)
 		h.AwaitEmpty(rec.ID)
-	case err != nil:
-		log.Errorf("%v", err)
 	}
 	return err == nil
 }
@@ -196,7 +196,8 @@ func Text(held *state.Held) string {
 const drainKillFailed = "Kill task failed: "
 
 // Hold notes that processes of a step are left, and drains the node for as long
-// as they are. The wait itself begins with AwaitEmpty, when stepd has ended.
+// as they are. The wait itself begins with AwaitEmpty, when stepd has ended. Who has tried to end
+// them has logged the error.
 func (h *Health) Hold(rec *step.Record) {
 	held := &state.Held{Rec: *rec, Since: time.Now()}
 	held.Rec.Command = nil
@@ -209,13 +210,13 @@ func (h *Health) Hold(rec *step.Record) {
 		h.cfg.Found()
 	}
 	h.held[rec.ID] = held
-	h.cfg.Log.WithField("step", rec.ID.Name()).Errorf("%s", Text(held))
 	h.storeLocked(rec.ID)
 	switch d := h.cfg.Gate.Drain(); {
 	case !d.Drained, d.Owner == state.OwnerHeld:
+		h.cfg.Log.Infof("draining the node: %s", Text(held))
 		h.drainForHeldLocked()
 	default:
-		h.cfg.Log.Warnf("the node is drained already (%s); now there is also: %s", d.Reason, Text(held))
+		h.cfg.Log.Infof("the node is drained already (%s); now there is also: %s", d.Reason, Text(held))
 	}
 }
 

@@ -305,7 +305,7 @@ func (r *Runner) runProgram(ctx context.Context, j *Job, path string, env []stri
 	j.note(func() { j.outputs = append(j.outputs, out) }) // what the program has left running may go on writing
 	for _, line := range lines {
 		if err != nil {
-			log.Warnf("%s: %s", path, line)
+			log.Infof("%s: %s", path, line) // the error has the last one
 		} else {
 			log.Debugf("%s: %s", path, line)
 		}
