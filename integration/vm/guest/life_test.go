@@ -186,25 +186,35 @@ func TestGuestKillStepd(t *testing.T) {
 	}
 }
 
-// TestGuestBadConfiguration: the reason is in the journal, and systemd does
-// not try for ever.
+// TestGuestBadConfiguration: a mistake ends the unit with an exit code of its own, for which systemd does not
+// start it again; the reason is in the journal. A reload with a mistake fails, and leaves the unit as it is.
 func TestGuestBadConfiguration(t *testing.T) {
-	configure(t, map[string]string{"slurm.conf": "ProctrackType=proctrack/none-such\n"})
+	const mistake = "ProctrackType=proctrack/none-such\n"
+	configure(t, map[string]string{"slurm.conf": mistake})
 	if out, err := exec.Command("systemctl", "start", "noded").CombinedOutput(); err == nil {
 		t.Errorf("start with a bad slurm.conf succeeds: %s", out)
+	}
+	// A unit that is to be started again would be "activating", and "auto-restart"; TestGuestKillNoded has such.
+	for name, want := range map[string]string{"ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "ExecMainStatus": "78", "NRestarts": "0"} {
+		if got := property(t, name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
 	}
 	out, err := exec.Command("journalctl", "-q", "-u", "noded", "-n", "10", "--no-pager").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "none-such") {
 		t.Errorf("journal: %v: %s", err, out)
 	}
-	eventually(t, "systemd's giving up", func() error {
-		if state := property(t, "ActiveState"); state != "failed" {
-			return errors.New(state)
-		}
-		return nil
-	})
 	os.RemoveAll("/etc/stepd")
-	systemctl(t, "reset-failed", "noded")
 	systemctl(t, "start", "noded")
 	startStep(t, "a", 1).finish(t)
+	if err := errors.Join(os.MkdirAll("/etc/stepd", 0o755), os.WriteFile("/etc/stepd/slurm.conf", []byte(mistake), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	pid := mainPID(t)
+	if out, err := exec.Command("systemctl", "reload", "noded").CombinedOutput(); err == nil {
+		t.Errorf("reload with a bad slurm.conf succeeds: %s", out)
+	}
+	if now := mainPID(t); now != pid || property(t, "ActiveState") != "active" {
+		t.Errorf("after the refused reload the unit is %s, with pid %d, before %d", property(t, "ActiveState"), now, pid)
+	}
 }
