@@ -129,12 +129,14 @@ func openKmsg(fromStart bool) (*kmsg, error) {
 			return nil, &os.PathError{Op: "lseek", Path: path, Err: err}
 		}
 	}
-	// A read takes one record and fails where it does not fit (EINVAL).
-	return &kmsg{fd: fd, buf: make([]byte, 8<<10)}, nil
+	return &kmsg{fd: fd}, nil
 }
 
 // drain hands over every record that is queued.
 func (k *kmsg) drain(f func(record)) error {
+	if k.buf == nil { // most steps read nothing
+		k.buf = make([]byte, 8<<10) // a read takes one record, and fails where it does not fit (EINVAL)
+	}
 	for {
 		n, err := unix.Read(k.fd, k.buf)
 		switch {

@@ -43,10 +43,7 @@ type Watch struct {
 	// dir is the step's memory cgroup, "" where its memory is not limited.
 	dir string
 	v1  bool
-	log *kmsg // nil where the kernel's log cannot be read
-	// search is the whole log, for searchLog, and logged the victims that were
-	// found in it. Only Run's goroutine uses them.
-	search *kmsg
+	// logged are the victims that searchLog has found. Only Run's goroutine uses it.
 	logged map[int]loggedKill
 	// noLog leaves the kernel's log alone, for tests.
 	noLog bool
@@ -56,6 +53,9 @@ type Watch struct {
 	start   time.Duration // CLOCK_MONOTONIC at PreSetuid
 
 	mu sync.Mutex
+	// log is nil where the kernel's log cannot be read, or was not yet.
+	log   *kmsg // guarded by mu
+	ended bool  // guarded by mu: log is opened no more
 	// pids are the tasks' own processes, to their ranks, until they end: their
 	// numbers may be others' then. ranks is the other way round, and stays.
 	pids  map[int]int           // guarded by mu
@@ -96,14 +96,19 @@ func (w *Watch) Name() string { return "oom" }
 func (w *Watch) PreSetuid() error {
 	w.start = linux.Uptime()
 	if w.dir == "" || w.noLog {
-		return nil // without limits, kills are looked for when a task is killed
+		if !w.noLog { // kills are looked for when a task is killed
+			time.AfterFunc(openAfter, func() { w.openLog(false) })
+		}
+		return nil
 	}
 	log, err := openKmsg(false)
 	if err != nil {
 		w.cfg.Problem(fmt.Sprintf("out-of-memory kills are told at the end of their task only: %v", err))
 		return nil
 	}
+	w.mu.Lock()
 	w.log = log
+	w.mu.Unlock()
 	poller, err := linux.NewPoller(unix.EPOLLIN|unix.EPOLLET, log.fd)
 	if err != nil {
 		w.cfg.Problem(err.Error())
@@ -172,10 +177,7 @@ func (w *Watch) forget(pid int) {
 // PostStep reports the kills that nothing else has reported, and ends the watch. It
 // must come before the step's cgroups are removed.
 func (w *Watch) PostStep() error {
-	if w.search != nil {
-		w.search.close()
-		w.search = nil
-	}
+	defer w.closeLog()
 	if w.dir == "" {
 		return nil
 	}
@@ -191,11 +193,33 @@ func (w *Watch) PostStep() error {
 		w.stop()
 		<-w.stopped
 	}
+	return err
+}
+
+// openAfter is how long a step without limits runs before its place in the log is kept. Where
+// the log is full, opening it takes the kernel 0.1 ms, and reading all of it 10: a step that is
+// killed earlier has the latter, one that ends by itself neither.
+const openAfter = 300 * time.Millisecond
+
+// openLog opens the log at its end, or at its oldest record, and returns it. It is nil where it
+// cannot be opened: then no source says that memory was the cause.
+func (w *Watch) openLog(fromStart bool) *kmsg {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.log == nil && !w.ended {
+		w.log, _ = openKmsg(fromStart)
+	}
+	return w.log
+}
+
+func (w *Watch) closeLog() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ended = true
 	if w.log != nil {
 		w.log.close()
 		w.log = nil
 	}
-	return err
 }
 
 // untilNow tells as many kills as the counter knows.
@@ -268,21 +292,24 @@ func (w *Watch) readLog() error {
 	return err
 }
 
-// searchLog looks for a process in all of the log, from since on: a kill before
-// that was of an earlier process with its number. The
+// searchLog looks for a process in the log, from since on: a kill before that was
+// of an earlier process with its number. The
 // log is read once: each further search reads what has come since, or the ends of
 // a thousand tasks would cost a second and more.
 func (w *Watch) searchLog(pid int, since time.Duration) {
-	if w.search == nil {
-		log, err := openKmsg(true)
-		if err != nil {
-			return // no source says that memory was the cause
-		}
-		w.search, w.logged = log, make(map[int]loggedKill)
+	log := w.openLog(true)
+	if log == nil {
+		return
 	}
-	err := w.search.drain(func(r record) {
+	err := log.drain(func(r record) {
 		at := time.Duration(r.micros) * time.Microsecond
 		if v, ok := parseVictim(r.text); ok && at >= w.start && len(w.logged) < loggedMax {
+			if w.logged == nil {
+				w.logged = make(map[int]loggedKill)
+			}
+			if old, known := w.logged[v.pid]; known && v.task == "" && at-old.at < time.Second {
+				return // the second line of a kill, with less in it
+			}
 			w.logged[v.pid] = loggedKill{v, at}
 		}
 	})

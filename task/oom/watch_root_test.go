@@ -251,6 +251,27 @@ func TestRootWatchNamesChild(t *testing.T) {
 	}
 }
 
+// The kill of a step without limits is found in all of the kernel's log, or in what has come
+// since its place there was kept.
+func TestRootWatchWithoutLimits(t *testing.T) {
+	for name, before := range map[string]func(*Watch){"early": func(*Watch) {}, "late": func(w *Watch) { w.openLog(false) }} {
+		t.Run(name, func(t *testing.T) {
+			job, dir, v1 := memoryTree(t)
+			setLimit(t, job, v1)
+			var heard told
+			w := New(Config{Ranks: nodeRanks, Killed: heard.hear, Problem: func(s string) { t.Error(s) }})
+			before(w)
+			pid := run(t, w, dir)
+			if len(heard.kills) != 1 || heard.kills[0].PID != pid || *heard.kills[0].Rank != nodeRanks[1] || heard.kills[0].Level != "parent" {
+				t.Errorf("told %+v, want one of rank 5 (%d)", heard.kills, pid)
+			}
+			if w.log != nil || w.openLog(true) != nil {
+				t.Error("the log is open after the step")
+			}
+		})
+	}
+}
+
 // A step without limits has no report where its task was killed by
 // another process.
 func TestRootWatchKnowsOtherKills(t *testing.T) {
