@@ -204,25 +204,28 @@ func TestServer(t *testing.T) {
 			t.Errorf("root %v: %q, %v", root, reason, err)
 		}
 	}
-	// The kernel identifies the peer; root alone may speak for another uid.
-	me, other := uint32(os.Getuid()), uint32(4711)
-	want := me
-	if me == 0 {
-		want = other
-	}
-	c.Send(&Msg{Type: TypeSuspend, Seq: 9, By: &other})
-	if by := <-st.asked; by != want {
-		t.Errorf("suspended by uid %d, want %d", by, want)
-	}
-	if m, _, err := c.Recv(); err != nil || m.Type != TypeReply || m.Error != "" || m.Seq != 9 {
-		t.Errorf("%+v, %v", m, err)
-	}
-	c.Send(&Msg{Type: TypeResume, Seq: 10})
-	if by := <-st.asked; by != me {
-		t.Errorf("resumed by uid %d, want %d", by, me)
-	}
-	if m, _, err := c.Recv(); err != nil || m.Error != "not suspended" || m.Seq != 10 {
-		t.Errorf("%+v, %v", m, err)
+	// Only root, as noded is, suspends and resumes: for a user, or for itself.
+	root := os.Getuid() == 0
+	user := uint32(4711)
+	for i, m := range []Msg{{Type: TypeSuspend, By: &user}, {Type: TypeResume, By: &user}, {Type: TypeSuspend}, {Type: TypeResume}} {
+		m.Seq = uint32(20 + i)
+		want, by := errNotRoot.Error(), uint32(0)
+		c.Send(&m)
+		if root {
+			want = ""
+			if by = <-st.asked; m.By != nil && by != user || m.By == nil && by != 0 {
+				t.Errorf("%s for uid %d", m.Type, by)
+			}
+			if m.Type == TypeResume {
+				want = "not suspended"
+			}
+		}
+		if got, _, err := c.Recv(); err != nil || got.Type != TypeReply || got.Error != want || got.Seq != m.Seq {
+			t.Errorf("%s: %+v, %v, want %q", m.Type, got, err, want)
+		}
+		if err := s.stand(nil, &m, false); err != errNotRoot || len(st.asked) > 0 {
+			t.Errorf("%s by a user: %v", m.Type, err)
+		}
 	}
 	// A burst of lines costs lines at most, never the peer.
 	for range 5000 {

@@ -45,8 +45,8 @@ const (
 	// quotes behind the peer's uid. From a daemon, as root, Text is the whole reason.
 	// Answered by TypeReply.
 	TypeCancel Type = "cancel"
-	// TypeSuspend makes the tasks stand still, TypeResume undoes it. Answered by
-	// TypeReply when it is done: the former takes two seconds and more.
+	// TypeSuspend makes the tasks stand still, TypeResume undoes it. From noded, as root.
+	// Answered by TypeReply when it is done: the former takes two seconds and more.
 	TypeSuspend Type = "suspend"
 	TypeResume  Type = "resume"
 	// TypeStat asks what the tasks use just now. Answered by TypeReply with Record.
@@ -88,7 +88,7 @@ type Role string
 const (
 	RoleNoded  Role = "noded"  // root only: gets State and Result, owes Ack
 	RoleLaunch Role = "launch" // stepctl run: attaches streams; its loss before the gate cancels the step
-	RoleTool   Role = "tool"   // stepctl stat, signal, cancel, suspend, resume, attach
+	RoleTool   Role = "tool"   // stepctl attach; noded where it passes a request on
 )
 
 // Msg is every record; which fields are set depends on Type.
@@ -101,7 +101,7 @@ type Msg struct {
 	Signal  int              `json:"signal,omitempty"`
 	Scope   string           `json:"scope,omitempty"`
 	Reason  string           `json:"reason,omitempty"`
-	By      *uint32          `json:"by,omitempty"` // Suspend, Resume: the uid that root asks for; itself without
+	By      *uint32          `json:"by,omitempty"` // Suspend, Resume: the uid that noded asks for; 0 without
 	Text    string           `json:"text,omitempty"`
 	Error   string           `json:"error,omitempty"`
 	Ended   bool             `json:"ended,omitempty"` // Error is step.ErrEnded

@@ -1,6 +1,7 @@
 package stepapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,7 @@ type Handler interface {
 	// Watch makes a connection on which the output is seen; the descriptor is the
 	// server's to send and close.
 	Watch(w *Watch, launcher bool) (*Watched, int, error)
-	// Suspend and Resume act for the user with the uid by.
+	// Suspend and Resume act for the user with the uid by; noded alone asks for them.
 	Suspend(by uint32) error
 	Resume(by uint32) error
 }
@@ -249,10 +250,8 @@ func (s *Server) serve(p *peer, m *Msg, fds []int, root bool) error {
 		return nil
 	case TypeWatch:
 		return s.watch(p, m)
-	case TypeSuspend:
-		return s.answer(p, m.Seq, s.handler.Suspend(s.asker(m, root)))
-	case TypeResume:
-		return s.answer(p, m.Seq, s.handler.Resume(s.asker(m, root)))
+	case TypeSuspend, TypeResume:
+		return s.stand(p, m, root)
 	default:
 		return fmt.Errorf("unknown record type %q", m.Type)
 	}
@@ -274,16 +273,17 @@ func (s *Server) watch(p *peer, m *Msg) error {
 	return nil
 }
 
-// asker is the uid for whom a record speaks: root may speak for others, and
-// every other connected peer is the owner.
-func (s *Server) asker(m *Msg, root bool) uint32 {
-	switch {
-	case !root:
-		return s.owner
-	case m.By != nil:
-		return *m.By
+// stand suspends or resumes the step for noded alone: other jobs may have a suspended job's CPUs, and
+// noded knows whether the job can have them back.
+func (s *Server) stand(p *peer, m *Msg, root bool) error {
+	if !root {
+		return errNotRoot
 	}
-	return 0
+	by := *cmp.Or(m.By, new(uint32))
+	if m.Type == TypeSuspend {
+		return s.answer(p, m.Seq, s.handler.Suspend(by))
+	}
+	return s.answer(p, m.Seq, s.handler.Resume(by))
 }
 
 // cancelReason is why a record cancels the step: a daemon's own words, else the peer's
