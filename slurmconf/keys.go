@@ -156,10 +156,17 @@ func selectParams(v string) ([]string, *flaw) {
 	none := []string{"cr_board", "cr_board_memory", "cr_core_default_dist_block", "cr_lln", "cr_pack_nodes", "other_cons_res", "other_cons_tres",
 		"ll_shared_gres", "multiple_sharing_gres_pj", "enforce_binding_gres", "one_task_per_sharing_gres"}
 	all, f := flags(v, append(none, "cr_cpu", "cr_cpu_memory", "cr_core", "cr_core_memory", "cr_socket", "cr_socket_memory", "cr_memory", "cr_one_task_per_core")...)
+	var idle []string
 	for _, w := range all {
-		if f == nil && slices.Contains(none, strings.ToLower(w)) {
-			f = &flaw{SeverityWarning, fmt.Sprintf("flag %q has no effect on the choice within one node", w), ""}
+		if slices.Contains(none, strings.ToLower(w)) {
+			idle = append(idle, fmt.Sprintf("flag %q has no effect on the choice within one node", w))
 		}
+	}
+	if idle != nil && f != nil {
+		idle = append(idle, f.why)
+	}
+	if idle != nil {
+		f = &flaw{SeverityWarning, strings.Join(idle, "; "), ""}
 	}
 	return all, f
 }

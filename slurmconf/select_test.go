@@ -16,6 +16,7 @@ func TestSelect(t *testing.T) {
 		{"SelectTypeParameters=CR_Socket\n", "socket", false, ""},
 		{"SelectTypeParameters=CR_Memory\n", "cpu", false, ""},
 		{"SelectTypeParameters=CR_CPU_Memory,CR_ONE_TASK_PER_CORE\n", "cpu", true, ""},
+		{"SelectTypeParameters=CR_LLN,CR_Core,CR_Pack_Nodes,CR_New\n", "core", false, `warning: slurm.conf:1: SelectTypeParameters="CR_LLN,CR_Core,CR_Pack_Nodes,CR_New": flag "CR_LLN" has no effect on the choice within one node; flag "CR_Pack_Nodes" has no effect on the choice within one node; flag "CR_New" is not known and has no effect`},
 		{"SelectTypeParameters=CR_Core,CR_LLN\n", "core", false, `warning: slurm.conf:1: SelectTypeParameters="CR_Core,CR_LLN": flag "CR_LLN" has no effect on the choice within one node`},
 		{"SelectType=select/linear\n", "node", false, ""},
 		{"SelectType=select/linear\nSelectTypeParameters=CR_Core\n", "node", false, ""},
