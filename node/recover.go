@@ -66,8 +66,11 @@ func (n *Node) Recover(ctx context.Context) error {
 		}
 	}
 	ending := r.jobs(ctx, jobs, left)
-	if err := n.reg.confirm(); err != nil {
-		n.health.Drain(err.Error())
+	if over := n.reg.confirm(); over != nil {
+		for _, text := range over { // the reason of the drain is cut where it is long
+			n.log.Warnf("the node has less than its jobs have: %s", text)
+		}
+		n.health.Drain("the node has less than its jobs have: " + strings.Join(over, "; "))
 	}
 	r.meetAll()
 	n.cfg.Meter.Adopted(r.adopted, time.Since(begin))
@@ -199,9 +202,9 @@ func (r *recovery) jobs(ctx context.Context, jobs []*state.Job, left map[uint32]
 	return ending
 }
 
-// confirm names the jobs of an earlier noded that go on and that the node has no room for any more:
-// a step of such a job was found running, or its client. The other jobs give back what they have.
-func (r *registry) confirm() error {
+// confirm says what jobs of an earlier noded have that go on, and the node does not have for jobs any
+// more: a step of such a job was found running, or its client. The other jobs give back what they have.
+func (r *registry) confirm() (over []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	runs := make(map[uint32]bool)
@@ -214,7 +217,10 @@ func (r *registry) confirm() error {
 			jobs = append(jobs, j.has)
 		}
 	}
-	return r.has.Confirm(jobs)
+	for _, e := range r.has.Confirm(jobs) {
+		over = append(over, fmt.Sprintf("job %d of %s has %s", e.Job.ID, r.jobs[e.Job.ID].User, e.What))
+	}
+	return over
 }
 
 // meetAll waits until the stepds that were found have said how their steps are:

@@ -261,8 +261,8 @@ func TestRecoverDecisions(t *testing.T) {
 	}
 }
 
-// TestRestartConfirms: jobs that go on and have more memory than the node drain it, and jobs of
-// which nothing runs any more do not.
+// TestRestartConfirms: jobs that go on and have memory or CPUs that the node does not have drain it, and
+// jobs of which nothing runs any more do not.
 func TestRestartConfirms(t *testing.T) {
 	dir := t.TempDir()
 	with := func(mb uint64) *testNode {
@@ -295,8 +295,16 @@ func TestRestartConfirms(t *testing.T) {
 	tn.wait(rec.ID)
 	tn.stop()
 	tn = with(500)
+	if d := tn.doc(); d.Reason != fmt.Sprintf("the node has less than its jobs have: job %d of user1000 has 800 MB (the node has 500 MB, its jobs 800 MB)", live.Job) {
+		t.Errorf("the reason of the drain is %q", d.Reason)
+	}
+	if err := tn.health.SetDrain(state.Drain{}); err != nil {
+		t.Fatal(err)
+	}
+	tn.stop()
+	tn = start(t, dir, func(c *Config) { c.Select.CPUs = []int{1, 2} })
 	t.Cleanup(func() { tn.stop() })
-	if d := tn.doc(); !strings.HasSuffix(d.Reason, fmt.Sprintf("its jobs have 800 MB: job %d has 800 MB", live.Job)) {
+	if d := tn.doc(); d.Reason != fmt.Sprintf("the node has less than its jobs have: job %d of user1000 has CPUs 0 (the node has CPUs 1-2)", live.Job) {
 		t.Errorf("the reason of the drain is %q", d.Reason)
 	}
 }

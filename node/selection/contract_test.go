@@ -399,8 +399,72 @@ func (h *history) restore() {
 	if after := h.plugin.Info(); !reflect.DeepEqual(before, after) {
 		h.t.Fatalf("operation %d: restored are %+v, saved were %+v", h.op, after, before)
 	}
-	if err := h.plugin.Confirm(jobs); err != nil {
-		h.t.Fatalf("operation %d: %v", h.op, err)
+	if over := h.plugin.Confirm(jobs); over != nil {
+		h.t.Fatalf("operation %d: what was saved does not fit: %v", h.op, over)
+	}
+	h.less()
+}
+
+// less restores all on a node that has less: the jobs that do not fit are named, and what the others
+// and they have is not given to another job.
+func (h *history) less() {
+	cfg := h.cfg
+	cfg.CPUs = cfg.CPUs[:1+h.rand.IntN(len(cfg.CPUs))]
+	cfg.Cores = coresOf(cfg.Cores, cfg.CPUs)
+	cfg.Memory.MB = uint64(h.rand.IntN(int(cfg.Memory.MB) + 1))
+	cfg.Gres = slices.Clone(cfg.Gres[h.rand.IntN(2):])
+	amount := &cfg.Gres[len(cfg.Gres)-1]
+	amount.Count = uint64(h.rand.IntN(int(amount.Count) + 1))
+	p := New(cfg)
+	var jobs []*Job
+	var want, got []uint32
+	mb, scratch := uint64(0), uint64(0)
+	for _, j := range h.jobs { // by their numbers
+		jobs = append(jobs, p.JobInit(j.ID, j.Saved))
+		over := slices.ContainsFunc(j.CPUs, func(cpu int) bool { return !slices.Contains(cfg.CPUs, cpu) })
+		mb += j.MB
+		over = over || cfg.Memory.Consumable && j.MB > 0 && mb > cfg.Memory.MB
+		for _, a := range j.Gres {
+			if a.Name == "scratch" {
+				scratch += a.Count
+			}
+			over = over || a.Name == "scratch" && scratch > amount.Count || a.Type == "a" && cfg.Gres[0].Type != "a"
+		}
+		if over {
+			want = append(want, j.ID)
+		}
+	}
+	for _, e := range p.Confirm(jobs) {
+		got = append(got, e.Job.ID)
+	}
+	if !slices.Equal(got, want) {
+		h.t.Fatalf("operation %d: on a node with less jobs %v do not fit, want %v", h.op, got, want)
+	}
+	for range 10 {
+		req := h.request()
+		req.Overcommit = false
+		sh, err := p.Test(req, RunNow)
+		if err != nil {
+			continue
+		}
+		if i := slices.IndexFunc(sh.CPUs, func(cpu int) bool { return h.owners[cpu] != nil }); i >= 0 {
+			h.t.Fatalf("operation %d: CPU %d, which a job has, is given again", h.op, sh.CPUs[i])
+		}
+		if cfg.Memory.Consumable && sh.MB > 0 && mb+sh.MB > cfg.Memory.MB {
+			h.t.Fatalf("operation %d: %d MB are given beside %d of %d", h.op, sh.MB, mb, cfg.Memory.MB)
+		}
+		for _, a := range sh.Gres {
+			if a.Name == "scratch" && scratch+a.Count > amount.Count {
+				h.t.Fatalf("operation %d: %v is given beside %d of %d", h.op, a, scratch, amount.Count)
+			}
+			for _, j := range h.jobs {
+				for _, b := range j.Gres {
+					if a.Type == b.Type && len(common(a.Index, b.Index)) > 0 {
+						h.t.Fatalf("operation %d: %v is given, and job %d has %v", h.op, a, j.ID, b)
+					}
+				}
+			}
+		}
 	}
 }
 

@@ -263,6 +263,27 @@ func (p *gresPool) known(name string) []string {
 	return all
 }
 
+// missing takes what the pool has of the list, and returns the rest.
+func (p *gresPool) missing(list []step.GresAlloc) (gone []step.GresAlloc) {
+	for _, a := range list {
+		left := a
+		left.Index = slices.Clone(a.Index)
+		for i := range p.items {
+			it := &p.items[i]
+			n := it.takenIn([]step.GresAlloc{a})
+			if n > 0 && n <= it.spare() {
+				left.Count -= n
+				left.Index = slices.DeleteFunc(left.Index, func(i int) bool { return i == it.index })
+			}
+			it.used += n
+		}
+		if left.Count > 0 {
+			gone = append(gone, left)
+		}
+	}
+	return gone
+}
+
 // hold counts one more user, as cpuPool's does: what the pool has not is left out.
 func (p *gresPool) hold(list []step.GresAlloc) {
 	p.count(list, func(u, n uint64) uint64 { return u + n })

@@ -190,21 +190,28 @@ func (n *node) release(j *Job) {
 	n.gres.release(j.Gres)
 }
 
-func (n *node) Confirm(jobs []*Job) error {
-	if !n.mem.Consumable {
-		return nil
+func (n *node) Confirm(jobs []*Job) (over []Excess) {
+	e, sum := n.empty(), uint64(0)
+	for _, j := range jobs {
+		sum += j.MB
 	}
-	sum := uint64(0)
-	var over []string
 	for _, j := range slices.SortedFunc(slices.Values(jobs), func(a, b *Job) int { return cmp.Compare(a.ID, b.ID) }) {
-		if sum += j.MB; j.MB > 0 && sum > n.mem.MB {
-			over = append(over, fmt.Sprintf("job %d has %s", j.ID, srunopt.FormatMB(j.MB)))
+		var what []string
+		if gone := slices.DeleteFunc(slices.Clone(j.CPUs), func(c int) bool { return slices.Contains(n.cpus.cpus, c) }); len(gone) > 0 {
+			what = append(what, fmt.Sprintf("CPUs %s (the node has CPUs %s)", step.FormatCPUList(gone), step.FormatCPUList(n.cpus.cpus)))
+		}
+		if err := e.mem.fits(j.MB); err != nil {
+			what = append(what, fmt.Sprintf("%s (the node has %s, its jobs %s)", srunopt.FormatMB(j.MB), srunopt.FormatMB(n.mem.MB), srunopt.FormatMB(sum)))
+		}
+		e.mem.hold(j.MB)
+		if gone := e.gres.missing(j.Gres); gone != nil {
+			what = append(what, fmt.Sprintf("%s (the node has %s)", srunopt.FormatAllocs(gone), cmp.Or(strings.Join(e.gres.known(gone[0].Name), ","), "none")))
+		}
+		if what != nil {
+			over = append(over, Excess{j, strings.Join(what, ", ")})
 		}
 	}
-	if over == nil {
-		return nil
-	}
-	return fmt.Errorf("the node has %s of memory for jobs (RealMemory), and its jobs have %s: %s", srunopt.FormatMB(n.mem.MB), srunopt.FormatMB(sum), strings.Join(over, ", "))
+	return over
 }
 
 func (n *node) info(plugin string) Info {

@@ -43,10 +43,10 @@ type Plugin interface {
 	// Resume gives the job its CPUs back (select_p_job_resume with indf_susp). A *HeldError names
 	// the jobs that have them, and then nothing changes.
 	Resume(j *Job) error
-	// Confirm names the jobs whose memory the node does not have (select_p_reconfigure,
-	// select_p_job_mem_confirm, select_p_update_node_config). jobs are all that run. nil is that all
-	// fit.
-	Confirm(jobs []*Job) error
+	// Confirm finds the jobs that have CPUs, memory or gres which the node does not have for jobs, by
+	// their numbers (select_p_reconfigure, select_p_job_mem_confirm, select_p_update_node_config).
+	// jobs are all that run. nil is that all fit.
+	Confirm(jobs []*Job) []Excess
 	// Info counts what is used and free (select_p_select_nodeinfo_get).
 	Info() Info
 }
@@ -106,6 +106,12 @@ func (e *HeldError) Error() string {
 		jobs = append(jobs, name)
 	}
 	return fmt.Sprintf("its CPUs %s were given to other jobs while it was suspended: %s", step.FormatCPUList(e.CPUs), strings.Join(jobs, ", "))
+}
+
+// Excess is what a job has and its node does not have for jobs: after a reload or a restart with less.
+type Excess struct {
+	Job  *Job
+	What string // "CPUs 2-3 (the node has CPUs 0-1), gpu:1(IDX:1) (the node has none)"
 }
 
 // Info is what is used and free of a node.
