@@ -3,6 +3,7 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,6 +87,10 @@ func TestRootSelectWords(t *testing.T) {
 		{"SelectTypeParameters=CR_Socket", "0-7", "8-15", ""},
 		{"SelectTypeParameters=CR_Socket_Memory", "0-7", "8-15", full},
 		{"SelectTypeParameters=CR_Core,CR_ONE_TASK_PER_CORE", "0-1", "2-7", ""},
+		{"SelectTypeParameters=CR_CPU,CR_ONE_TASK_PER_CORE", "0-1", "2-7", ""},
+		{"SelectTypeParameters=CR_Socket_Memory,CR_ONE_TASK_PER_CORE", "0-7", "8-15", full},
+		{"SelectTypeParameters=CR_Memory", "0-1", "2-5", full}, // and CR_CPU
+		{"SelectType=select/cons_res\nSelectTypeParameters=CR_Core,CR_CORE_DEFAULT_DIST_BLOCK", "0-1", "2-5", ""},
 		{"SelectTypeParameters=CR_Core_Memory,CR_LLN", "0-1", "2-5", full},
 		{"SelectTypeParameters=CR_CPU,CR_Pack_Nodes", "0-1", "2-5", ""},
 	} {
@@ -126,6 +131,46 @@ func TestRootSelectWords(t *testing.T) {
 	n.checkClean(t)
 }
 
+// TestRootSelectInfo: the node document has what is used and free of the node, and what each job has.
+func TestRootSelectInfo(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{
+		Node: "CPUs=" + selectNode + " CoreSpecCount=1 MemSpecLimit=500 Gres=gpu:2,scratch:100", Slurm: "GresTypes=gpu,scratch\n",
+		Gres: "Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n",
+	})
+	n.sleeps(t, "-n3", "--mem=1000")
+	n.sleeps(t, "--gres=gpu:1,scratch:30", "--mem=200")
+	stands := n.sleeps(t, "-n2", "--mem=300")
+	ok(t, "suspend", n.ctl(t, "suspend", strconv.Itoa(stands.ID)))
+	var doc struct {
+		Schema int
+		Node   map[string]json.RawMessage
+	}
+	var jobs []map[string]any
+	r := n.ctl(t, "node", "status", "--json")
+	must(t, json.Unmarshal([]byte(r.out), &doc))
+	must(t, json.Unmarshal(doc.Node["jobs"], &jobs))
+	for key, want := range map[string]string{
+		"free_cpus": "8", "memory_usable_mb": "3500", "memory_used_mb": "1500",
+		"select": `{"plugin":"select/cons_tres","unit":"core","free_cpu_list":"6-13","spec_cpus":"14-15","cores":7,"free_cores":4}`,
+		"gres":   `[{"name":"gpu","type":"","count":2,"used":1,"used_index":"0"},{"name":"scratch","type":"","count":100,"used":30,"used_index":""}]`,
+	} {
+		if got := string(doc.Node[key]); got != want {
+			t.Errorf("%s: %s, want %s", key, got, want)
+		}
+	}
+	var got []string
+	for _, j := range jobs {
+		got = append(got, fmt.Sprintf("%v %v %v %v %v %v", j["job_id"], j["cpus"], j["memory_mb"], j["gres"], j["cpus_free"], j["suspended"] != nil))
+	}
+	want := []string{"1 0-3 1000  false false", "2 4-5 200 gpu:1(IDX:0),scratch:30 false false", "3 6-7 300  true true"}
+	if doc.Schema != 1 || !slices.Equal(got, want) {
+		t.Errorf("schema %d, jobs %q, want %q", doc.Schema, got, want)
+	}
+	n.cancelAll(t)
+	n.checkClean(t)
+}
+
 // TestRootSelectSpec: CPUs that no job gets, and what is wrong with them.
 func TestRootSelectSpec(t *testing.T) {
 	waits(t)
@@ -145,34 +190,69 @@ func TestRootSelectSpec(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootSelectLessMemory: a node that has less memory after a reload or a restart is drained, and the
-// job that has no room is named; it goes on.
-func TestRootSelectLessMemory(t *testing.T) {
+// TestRootSelectLess: a node that has less after a reload or a restart is drained, and the jobs that
+// have what it has not are named; they go on, and what they have is not given again.
+func TestRootSelectLess(t *testing.T) {
 	waits(t)
-	n := startNode(t, site{Node: "CPUs=8 RealMemory=4000"})
-	for what, again := range map[string]func(){
-		"a reload":  func() { n.hup(t, "noded: ready") },
-		"a restart": func() { n.kill9(t); n.boot(t) },
+	const gpus = "GresTypes=gpu\n"
+	n := startNode(t, site{Node: "CPUs=8", Gres: "Name=gpu File=/dev/zero\nName=gpu File=/dev/full\n"})
+	for _, c := range []struct {
+		what, more    string
+		before, after string // the NodeName line after CPUs=
+		options       string // of both jobs
+		small, big    string // and of each
+		says          string // with SMALL and BIG for the two
+		beside        string // what is refused while they run, and why
+		why           string
+		all           string // what there is when they have ended
+	}{
+		{
+			"memory", "", "8 RealMemory=4000", "8 RealMemory=2000", "-n1", "--mem=500", "--mem=3000",
+			"BIG has 3000 MB (the node has 2000 MB, its jobs 3500 MB)", "--mem=1", "of its 2000 MB 0 MB are free", "--mem=2000",
+		},
+		{"CPUs", "", "8", "4", "", "-n3", "-n2", "BIG has CPUs 4 (the node has CPUs 0-3)", "-n1", "of its 4 CPUs 0 are free", "-n4"},
+		{
+			"CoreSpecCount", "", "8 Sockets=2 CoresPerSocket=4", "8 Sockets=2 CoresPerSocket=4 CoreSpecCount=2", "", "-n3", "-n2",
+			"BIG has CPUs 3 (the node has CPUs 0-2,4-6)", "-n3", "of its 6 CPUs 2 are free", "-n6",
+		},
+		{"CpuSpecList", "", "8 Sockets=2 CoresPerSocket=4", "8 Sockets=2 CoresPerSocket=4 CpuSpecList=2,3,4", "", "-n3", "-n2", "SMALL has CPUs 2 (the node has CPUs 0-1,5-7); BIG has CPUs 3-4 (the node has CPUs 0-1,5-7)", "-n4", "of its 5 CPUs 3 are free", "-n5"},
+		{"a device", gpus, "8 Gres=gpu:2", "8 Gres=gpu:1", "--gres=gpu:1", "", "", "BIG has gpu:1(IDX:1) (the node has gpu:1)", "--gres=gpu:1", "of 1 gpu 0 are free", "--gres=gpu:1"},
+		{"all devices", gpus, "8 Gres=gpu:2", "8", "--gres=gpu:1", "", "", "SMALL has gpu:1(IDX:0) (the node has none); BIG has gpu:1(IDX:1) (the node has none)", "--gres=gpu:1", "there is no such generic resource", "-n8"},
 	} {
-		small, big := n.sleeps(t, "--mem=500"), n.sleeps(t, "--mem=3000")
-		n.conf(t, "8 RealMemory=2000", "")
-		again()
-		want := fmt.Sprintf("the node has 2000 MB of memory for jobs (RealMemory), and its jobs have 3500 MB: job %d has 3000 MB", big.ID)
-		if doc := n.status(t); doc.State != "DRAINING" || doc.Reason != want {
-			t.Errorf("after %s the node is %s: %q, want %q", what, doc.State, doc.Reason, want)
+		for how, again := range map[string]func(){
+			"a reload":  func() { n.hup(t, "noded: ready") },
+			"a restart": func() { n.kill9(t); n.boot(t) },
+		} {
+			when := c.what + " after " + how
+			n.conf(t, c.before, c.more)
+			n.hup(t, "noded: ready")
+			small, big := n.sleeps(t, strings.Fields(c.options+" "+c.small)...), n.sleeps(t, strings.Fields(c.options+" "+c.big)...)
+			n.conf(t, c.after, c.more)
+			again()
+			name := func(j given) string { return fmt.Sprintf("job %d of %s", j.ID, testUser(t).name) }
+			want := "the node has less than its jobs have: " + strings.NewReplacer("SMALL", name(small), "BIG", name(big)).Replace(c.says)
+			if doc := n.status(t); doc.State != "DRAINING" || doc.Reason != want {
+				t.Errorf("%s: the node is %s: %q, want %q", when, doc.State, doc.Reason, want)
+			}
+			refused(t, "a drained node, "+when, n.ctl(t, "run", "true"), want)
+			n.conf(t, c.before, c.more) // the node has all again, and is drained until an administrator has seen that
+			n.hup(t, "noded: ready")
+			if doc := n.status(t); doc.Reason != want {
+				t.Errorf("%s: the drain is %q when the node has all again", when, doc.Reason)
+			}
+			must(t, n.ctlErrorRoot(t, "node", "resume"))
+			n.conf(t, c.after, c.more)
+			again()
+			must(t, n.ctlErrorRoot(t, "node", "resume"))
+			if jobs := n.given(t); len(jobs) != 2 || jobs[0] != small || jobs[1] != big {
+				t.Errorf("%s: the jobs are %v, and were %v and %v", when, jobs, small, big)
+			}
+			refused(t, "beside them, "+when, n.ctl(t, "run", c.beside, "true"), c.why)
+			n.cancelAll(t)
+			if r := n.ctl(t, "run", c.all, "true"); r.code != 0 {
+				t.Errorf("%s, when they have ended: %v", when, r)
+			}
 		}
-		refused(t, "a drained node, after "+what, n.ctl(t, "run", "true"), want)
-		if jobs := n.given(t); len(jobs) != 2 || jobs[0] != small || jobs[1] != big {
-			t.Errorf("after %s the jobs are %v", what, jobs)
-		}
-		must(t, n.ctlErrorRoot(t, "node", "resume"))
-		refused(t, "memory, after "+what, n.ctl(t, "run", "--mem=1", "true"), "of its 2000 MB 0 MB are free")
-		n.cancelAll(t)
-		if r := n.ctl(t, "run", "--mem=2000", "true"); r.code != 0 {
-			t.Errorf("when they have ended, after %s: %v", what, r)
-		}
-		n.conf(t, "8 RealMemory=4000", "")
-		n.hup(t, "noded: ready")
 	}
 	n.checkClean(t)
 }
@@ -347,6 +427,69 @@ func TestRootSelectGresCores(t *testing.T) {
 	n.checkClean(t)
 }
 
+// TestRootSelectAffinity: the tasks of noded's steps have the CPUs that Slurm's have, but for the
+// differences that the table names with their reason; each of these is one.
+func TestRootSelectAffinity(t *testing.T) {
+	if runtime.NumCPU() != 2 {
+		missing(t, "the table is of a machine of two CPUs")
+	}
+	const real = " Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1000"
+	text := readFile(t, "../node/selection/testdata/affinity.tsv")
+	n := startNode(t, site{Real: true, Node: "CPUs=2" + real})
+	rows, differ, site := 0, 0, ""
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		f := append(strings.Split(strings.TrimSuffix(line, "\n"), "\t"), "", "")
+		want := f[3]
+		if f[4] != "" {
+			want = f[4]
+			differ++
+		}
+		if (f[4] == "") != (f[5] == "") || f[4] == f[3] {
+			t.Errorf("%s: a difference has another answer and a reason", f[2])
+		}
+		if rows++; f[0] != site {
+			site = f[0]
+			conf := "SelectTypeParameters=" + site
+			if site == "linear" {
+				conf = "SelectType=select/linear\nSelectTypeParameters=CR_Memory"
+			}
+			n.conf(t, "2"+real, conf+"\nTaskPlugin=task/affinity\nDefMemPerCPU=10\n")
+			n.hup(t, "noded: ready")
+		}
+		for before := range strings.SplitSeq(f[1], " + ") {
+			if before != "-" {
+				n.sleeps(t, strings.Fields(before)...)
+			}
+		}
+		got, r := n.bound(t, strings.Fields(f[2])...)
+		for i, task := range got { // "RANK CPUs POLICY"
+			if words := strings.Fields(task); r.code == 0 && len(words) == 3 {
+				got[i] = words[0] + ":" + words[1]
+			}
+		}
+		said := strings.Join(got, " ")
+		switch {
+		case r.code == 1 && strings.Contains(r.err, "the step does not fit"):
+			said = "busy"
+		case r.code == 1 && strings.Contains(r.err, "cannot bind task 0"):
+			said = "refused"
+		}
+		if said != want {
+			t.Errorf("%s: %s after %q: %q, want %q: %v", f[0], f[2], f[1], said, want, r)
+		}
+		if f[1] != "-" {
+			n.cancelAll(t)
+		}
+	}
+	if rows < 30 || differ > rows/4 {
+		t.Errorf("%d requests, %d differ by intent", rows, differ)
+	}
+	n.checkClean(t)
+}
+
 // TestRootSelectLinear: with select/linear a job has the node for itself, unless CPUs are shared;
 // a reload changes what later jobs get, and running ones keep what they have.
 func TestRootSelectLinear(t *testing.T) {
@@ -368,6 +511,7 @@ func TestRootSelectLinear(t *testing.T) {
 		t.Errorf("cancel %s: %v", step.id(), r)
 	}
 	p.wait(t)
+	n.ended(t, step.id()) // its client may know of its end before noded, which has its CPUs until then
 	p, step = startStubborn(t, n)
 	if r := n.ctl(t, "run", "true"); r.code != 0 {
 		t.Errorf("a second job with CR_CPU: %v", r)

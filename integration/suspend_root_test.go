@@ -12,7 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"stepd/api/stepapi"
 	"stepd/internal/testkit"
+	"stepd/step"
 )
 
 // ticker counts in the file ticks.STEP, twenty times a second, and notes the job
@@ -104,13 +108,13 @@ func (n *node) ticks(t testing.TB, id string, want bool) {
 	})
 }
 
-// tickers counts them: each step has a name of its own.
-var tickers atomic.Int32
+// stepNames counts the names of steps. Each has its own: noded may still show the step before it as running.
+var stepNames atomic.Int32
 
 // startTicker starts a step that counts.
 func (n *node) startTicker(t testing.TB, args ...string) (*process, string) {
 	t.Helper()
-	name := fmt.Sprintf("ticker%d", tickers.Add(1))
+	name := fmt.Sprintf("ticker%d", stepNames.Add(1))
 	p := n.start(t, call{args: append(append([]string{"run", "-J", name}, args...), "bash", "-c", ticker)})
 	id := n.runs(t, name).id()
 	n.ticks(t, id, true)
@@ -372,5 +376,77 @@ func TestRootSuspendJobPart(t *testing.T) {
 	n.ticks(t, id, true)
 	ok(t, "cancel", n.ctl(t, "cancel", id))
 	p.wait(t)
+	n.checkClean(t)
+}
+
+// TestRootSuspendPastNoded: at stepd's own socket the step's owner gets what it has to say of the step,
+// and neither resumes nor suspends it: other jobs may have its CPUs, as noded alone knows.
+func TestRootSuspendPastNoded(t *testing.T) {
+	waits(t)
+	n := startNode(t, site{Node: "CPUs=2", Slurm: "SelectTypeParameters=CR_CPU\n"})
+	p, id := n.startTicker(t, "-n1")
+	job, _, _ := strings.Cut(id, ".")
+	owner := testUser(t).uid
+	// ask returns stepd's answer to a connection of the owner's, which may say that it is noded.
+	ask := func(role stepapi.Role, m stepapi.Msg) string {
+		t.Helper()
+		var c *stepapi.Conn
+		must(t, asUser(owner, func() (err error) {
+			c, err = stepapi.DialDir(t.Context(), n.path("run", "steps"), id+".sock")
+			return err
+		}))
+		defer c.Close()
+		m.Seq = 1
+		must(t, c.Send(&stepapi.Msg{Type: stepapi.TypeHello, Version: stepapi.Version, Role: role}))
+		must(t, c.Send(&m))
+		for {
+			got, err := c.Hear()
+			must(t, err)
+			if got.Type == stepapi.TypeReply && got.Seq == m.Seq {
+				return got.Error
+			}
+		}
+	}
+	root := uint32(0)
+	denied := func(typ stepapi.Type) {
+		t.Helper()
+		for _, role := range []stepapi.Role{stepapi.RoleTool, stepapi.RoleLaunch, stepapi.RoleNoded} {
+			for _, by := range []*uint32{nil, &owner, &root} {
+				if got := ask(role, stepapi.Msg{Type: typ, By: by}); got != "permission denied: only root speaks for noded" {
+					t.Errorf("%s as %s: %q", typ, role, got)
+				}
+			}
+		}
+	}
+	denied(stepapi.TypeSuspend)
+	n.ticks(t, id, true)
+	ok(t, "suspend", n.ctl(t, "suspend", job))
+	other := n.sleeps(t, "-n2")
+	denied(stepapi.TypeResume)
+	n.ticks(t, id, false)
+	if got := ask(stepapi.RoleTool, stepapi.Msg{Type: stepapi.TypeSignal, Signal: int(unix.SIGCONT), Scope: step.ScopeTasks}); !strings.Contains(got, "the step is suspended") {
+		t.Errorf("SIGCONT: %q", got)
+	}
+	if got := ask(stepapi.RoleTool, stepapi.Msg{Type: stepapi.TypeStat}); got != "" {
+		t.Errorf("stat: %q", got)
+	}
+	n.ticks(t, id, false)
+	if jobs := n.given(t); len(jobs) != 2 || !jobs[0].CPUsFree || jobs[1] != other {
+		t.Errorf("the jobs are %v", jobs)
+	}
+	ok(t, "cancel of the other job", n.ctl(t, "cancel", fmt.Sprint(other.ID)))
+	eventually(t, callTimeout, "the owner's resume, by noded", func() error {
+		if r := n.ctl(t, "resume", job); r.code != 0 {
+			return fmt.Errorf("%v", r)
+		}
+		return nil
+	})
+	n.ticks(t, id, true)
+	if got := ask(stepapi.RoleTool, stepapi.Msg{Type: stepapi.TypeCancel}); got != "" {
+		t.Errorf("cancel: %q", got)
+	}
+	if r := p.wait(t); r.code != 143 && r.code != 137 {
+		t.Errorf("run: %v", r)
+	}
 	n.checkClean(t)
 }

@@ -73,20 +73,14 @@ done
 func TestRootSelectRecord(t *testing.T) {
 	t.Parallel()
 	testkit.RequireRoot(t)
-	text, err := os.ReadFile(selectTable)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
-	rows := make(map[string][]int) // of each site
-	for i, line := range lines {
-		if name, _, ok := strings.Cut(line, "\t"); ok && !strings.HasPrefix(line, "#") {
-			rows[name] = append(rows[name], i)
-		}
-	}
+	lines, rows := readTable(t, selectTable)
 	for name, at := range rows {
 		t.Run(name, func(t *testing.T) {
-			answers := askSelect(t, name, lines, at)
+			conf, ok := selectSites[name]
+			if !ok {
+				t.Fatalf("no such site %q", name)
+			}
+			answers := askSelect(t, conf, selectScript, lines, at)
 			for k, i := range at {
 				fields := append(strings.Split(lines[i], "\t"), "", "", "")
 				when, got, _ := strings.Cut(answers[k], "\t")
@@ -101,11 +95,82 @@ func TestRootSelectRecord(t *testing.T) {
 			}
 		})
 	}
+	writeTable(t, selectTable, lines)
+}
+
+// readTable returns the lines of a table, and which of them each site has.
+func readTable(t *testing.T, path string) (lines []string, rows map[string][]int) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, rows = strings.Split(strings.TrimSuffix(string(text), "\n"), "\n"), make(map[string][]int)
+	for i, line := range lines {
+		if name, _, ok := strings.Cut(line, "\t"); ok && !strings.HasPrefix(line, "#") {
+			rows[name] = append(rows[name], i)
+		}
+	}
+	return lines, rows
+}
+
+// writeTable writes what was recorded.
+func writeTable(t *testing.T, path string, lines []string) {
+	t.Helper()
 	if *record && !t.Failed() {
-		if err := os.WriteFile(selectTable, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+// affinityTable has requests and the CPUs that their tasks had under Slurm. A line is as in selectTable.
+const affinityTable = "../../node/selection/testdata/affinity.tsv"
+
+// affinityScript asks for what each line of its input names, and prints the CPUs of the tasks of the
+// last request.
+const affinityScript = `
+while IFS= read -r line; do
+	rest="$line + "
+	while [ -n "$rest" ]; do
+		want=${rest%% + *}; rest=${rest#* + }
+		[ -z "$rest" ] || salloc -Q -N1 -p x --immediate=1 --no-shell $want >/dev/null 2>&1 </dev/null
+	done
+	said=$(srun -Q -N1 -p x --immediate=1 $want sh -c 'echo $SLURM_PROCID:$(sed -n "s/^Cpus_allowed_list:[[:space:]]*//p" /proc/self/status)' 2>&1 </dev/null | sort | tr '\n' ' ')
+	case "$said" in
+	*"are busy"* | *"execution impossible"*) echo busy ;;
+	*"Unable to satisfy cpu bind request"*) echo refused ;;
+	*) echo $said ;;
+	esac
+	scancel -u root
+	while squeue -h | grep -q .; do sleep 0.05; done
+done
+`
+
+// TestRootSelectAffinity: the tasks' CPUs under Slurm are what the table of node/selection has of them.
+// With -record-select it writes that.
+func TestRootSelectAffinity(t *testing.T) {
+	t.Parallel()
+	testkit.RequireRoot(t)
+	lines, rows := readTable(t, affinityTable)
+	for name, at := range rows {
+		t.Run(name, func(t *testing.T) {
+			conf := "SelectTypeParameters=" + name
+			if name == "linear" {
+				conf = "SelectType=select/linear\nSelectTypeParameters=CR_Memory"
+			}
+			answers := askSelect(t, [2]string{conf + "\nTaskPlugin=task/affinity", "Sockets=1 CoresPerSocket=2 ThreadsPerCore=1"}, affinityScript, lines, at)
+			for k, i := range at {
+				fields := strings.Split(lines[i], "\t")
+				if fields[3] != answers[k] && !*record {
+					t.Errorf("%s after %q: Slurm's tasks have %q, the table has %q", fields[2], fields[1], answers[k], fields[3])
+				}
+				fields[3] = answers[k]
+				lines[i] = strings.Join(fields, "\t")
+			}
+		})
+	}
+	writeTable(t, affinityTable, lines)
 }
 
 // whenOf is the answer of stepctl's --test-only that belongs to an answer of the table.
@@ -119,12 +184,8 @@ func whenOf(answer string) string {
 	return "now"
 }
 
-// askSelect asks a site for what its rows name.
-func askSelect(t *testing.T, name string, lines []string, at []int) []string {
-	conf, ok := selectSites[name]
-	if !ok {
-		t.Fatalf("no such site %q", name)
-	}
+// askSelect asks a site for what its rows name: conf is as in selectSites.
+func askSelect(t *testing.T, conf [2]string, script string, lines []string, at []int) []string {
 	c, err := cluster.Start(t.Context(), cluster.Site{
 		Release: "22.05", Cache: cache(), Conf: fmt.Sprintf(selectNode, conf[0], conf[1]), Devices: []string{"gpu0", "gpu1"},
 		Files: map[string]string{"gres.conf": "AutoDetect=off\nName=gpu File=DIR/gpu0 Cores=4-7\nName=gpu File=DIR/gpu1 Cores=0-3\n"},
@@ -142,7 +203,7 @@ func askSelect(t *testing.T, name string, lines []string, at []int) []string {
 		fields := strings.Split(lines[i], "\t")
 		fmt.Fprintln(&in, strings.Join(slices.DeleteFunc([]string{fields[1], fields[2]}, func(s string) bool { return s == "-" }), " + "))
 	}
-	cmd := c.Command(t.Context(), "root", "sh", "-c", selectScript)
+	cmd := c.Command(t.Context(), "root", "sh", "-c", script)
 	cmd.Stdin = strings.NewReader(in.String())
 	out, err := cmd.CombinedOutput()
 	answers := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
