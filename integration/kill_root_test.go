@@ -30,8 +30,9 @@ func startStubborn(t *testing.T, n *node, options ...string) (*process, stepDoc)
 			t.Fatal(err)
 		}
 	}
-	p := n.start(t, call{args: slices.Concat([]string{"run", "-n", "2", "-J", "stubborn"}, options, []string{"sh", "-c", stubborn})})
-	step := n.runs(t, "stubborn")
+	name := fmt.Sprintf("stubborn%d", stepNames.Add(1))
+	p := n.start(t, call{args: slices.Concat([]string{"run", "-n", "2", "-J", name}, options, []string{"sh", "-c", stubborn})})
+	step := n.runs(t, name)
 	eventually(t, callTimeout, "the tasks' daemons", func() error {
 		for _, name := range []string{"up.0", "up.1"} {
 			if _, err := os.Stat(filepath.Join(n.wd, name)); err != nil {
