@@ -196,6 +196,14 @@ func (w *reader) runs(t *testing.T, doc string, c *consoleCommand) bool {
 		w.dir = filepath.Join(w.dir, to)
 		return true
 	}
+	eventually(t, callTimeout, "the end of steps that are being ended, before a reader has typed a line", func() error {
+		for _, d := range w.n.ps(t) {
+			if d.State == "COMPLETING" {
+				return fmt.Errorf("step %s is", d.id())
+			}
+		}
+		return nil
+	})
 	path := "PATH=" + filepath.Dir(w.n.bin) + ":/usr/local/bin:/usr/bin:/bin"
 	r := w.n.do(t, call{
 		program: "/bin/sh", args: []string{"-c", "exec 2>&1\n" + w.names.Replace(c.text)}, root: c.root, dir: w.dir, env: []string{path, "LC_ALL=C.UTF-8"},
