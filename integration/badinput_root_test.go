@@ -47,6 +47,15 @@ func TestRootBadInput(t *testing.T) {
 	if strings.ContainsAny(picture, "\x1b\a") {
 		t.Errorf("the picture has control characters: %q", picture)
 	}
+	for verb, words := range map[string]string{
+		"cancel 1.0": "step 1.0 has ended", "cancel 1": "step 1.0 has ended", "signal 1.0": "step 1.0 has ended", "suspend 1.0": "step 1.0 has ended",
+		"suspend 1": "job 1 has ended", "resume 1.0": "step 1.0 has ended", "resume 1": "job 1 has ended", "attach 1.0": "step 1.0 has ended (FAILED): `stepctl output 1.0` shows ",
+	} {
+		args := strings.Fields(verb)
+		refused(t, verb+" of an ended step", n.ctl(t, args...), "stepctl: error: "+words)
+		refused(t, verb+" of another user", n.do(t, call{args: args, uid: bob.uid}), "permission denied")
+	}
+	refused(t, "a step of an ended job", n.ctl(t, "run", "--jobid=1", "true"), `no such job "1"`)
 	pathsOf(t, n)
 	for name, reply := range map[string]string{
 		"before the reply":           "",

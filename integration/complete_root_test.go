@@ -51,14 +51,28 @@ _stepctl`, "zsh", script, line)
 }
 
 // TestRootCompletion: real shells complete verbs, options, plugins' options, and the
-// numbers of steps.
+// numbers of steps: what can be cancelled is running, and the caller's own.
 func TestRootCompletion(t *testing.T) {
 	n := startNode(t, site{})
 	n.stack(t, "optional "+buildClient(t, n))
+	if r := n.ctl(t, "run", "true"); r.code != 0 {
+		t.Fatal(r)
+	}
+	over := n.lastEnded(t).id()
 	step := n.start(t, call{args: []string{"run", "-J", "mine", "sleep", "60"}})
 	id := fmt.Sprintf("%d.0", n.running(t).JobID)
 	holds := n.start(t, call{args: []string{"alloc", "sleep", "60"}})
 	alone := n.allocation(t)
+	for _, verb := range []string{"cancel", "signal", "suspend", "attach", "show"} {
+		args := []string{"__complete", verb, ""} // what the shells' scripts call
+		own, others := n.ctl(t, args...), n.do(t, call{args: args, uid: bob.uid})
+		if !strings.Contains(own.out, id+"\t") || strings.Contains(own.out, over+"\t") != (verb == "show") {
+			t.Errorf("%s: %s runs, %s has ended: %v", verb, id, over, own)
+		}
+		if strings.Contains(others.out, id) || strings.Contains(others.out, fmt.Sprint(alone)+"\t") {
+			t.Errorf("%s: another user's: %v", verb, others)
+		}
+	}
 	for _, c := range completers() {
 		t.Run(c.shell, func(t *testing.T) {
 			if _, err := exec.LookPath(c.shell); err != nil {

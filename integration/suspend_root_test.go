@@ -185,7 +185,7 @@ func TestRootSuspend(t *testing.T) {
 		t.Errorf("%d suspend and %d resume events in\n%s", s, r, events)
 	}
 	n.checkClean(t)
-	refused(t, "a step that has ended", n.ctl(t, "suspend", id), "it has ended")
+	refused(t, "a step that has ended", n.ctl(t, "suspend", id), "step "+id+" has ended")
 	refused(t, "no step", n.ctl(t, "suspend", "99.0"), `no such step "99.0"`)
 	n.checkClean(t)
 }

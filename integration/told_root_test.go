@@ -172,7 +172,11 @@ func TestRootOneLineACause(t *testing.T) {
 		{"a process that does not end", quickKill, func(t *testing.T, n *node) func() {
 			h := n.mountHang(t)
 			return func() {
-				n.hung(t, h)
+				_, doc := n.hung(t, h)
+				x := n.screenOf(t, "explain", doc.id())
+				if len(x) < 3 || !strings.HasPrefix(x[1], "  unkillable: ") || x[2] != "    bring the file server or the disk back, or umount -f (NFS), or abort the" {
+					t.Errorf("explain: %s", strings.Join(x, "\n"))
+				}
 				eventually(t, callTimeout, "the drain", func() error {
 					if doc := n.status(t); doc.State != "DRAINED" {
 						return errors.New(doc.State)

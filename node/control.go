@@ -271,7 +271,7 @@ func (n steps) allOf(j *job, is string, ask func(*follower) error) error {
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, errNoStep) {
+	if _, none := errors.AsType[errNoStep](err); err != nil && !none {
 		return api.Errorf(api.FailedPrecondition, "job %d is %s, but not all of its steps: %v", j.ID, is, err)
 	}
 	return nil
@@ -332,8 +332,15 @@ func isEnding(f *follower, rec *step.Record) bool {
 	}
 }
 
-// errNoStep is eachStep's word for none of the steps running.
-var errNoStep = errors.New("it has ended")
+// errNoStep is eachStep's error where none of the steps that were named runs.
+type errNoStep api.StepRef
+
+func (e errNoStep) Error() string {
+	if e.StepID == nil {
+		return fmt.Sprintf("job %d has ended", e.JobID)
+	}
+	return fmt.Sprintf("step %s has ended", step.ID{Job: e.JobID, Step: *e.StepID}.Name())
+}
 
 // eachStep asks all running steps that ref names at once: each takes two seconds. told
 // counts the steps that did it; the error joins the others' errors.
@@ -362,7 +369,7 @@ func (n steps) eachStep(ref api.StepRef, ask func(*follower) error) (told int, e
 	}
 	wg.Wait()
 	if told == 0 && err == nil {
-		err = errNoStep
+		err = errNoStep(ref)
 	}
 	return told, err
 }

@@ -78,6 +78,9 @@ func TestSpooled(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := spooled{a}
+	if err := explainRequests(&sources{d: &client.Dialer{}, spool: string(a)}, false); err == nil || !strings.Contains(err.Error(), "squeue") {
+		t.Errorf("what waits under Slurm: %v", err)
+	}
 	if _, err := s.records(api.Ref(id)); err == nil || !strings.Contains(err.Error(), "KeepSteps") {
 		t.Errorf("a step without a record: %v", err)
 	}
