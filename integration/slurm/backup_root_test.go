@@ -1,7 +1,6 @@
 package slurm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // backupConf has a second slurmctld, on a host of its own, take over from the first one soon.
@@ -27,18 +25,8 @@ const takeover = 180 * time.Second
 // TestRootBackupController: the first slurmctld is killed before a batch job ends. The backup, which
 // refuses while it stands by, takes over, and is sent the end.
 func TestRootBackupController(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
-	c, err := cluster.Start(t.Context(), cluster.Site{
-		Release: cmp.Or(os.Getenv("RELEASE"), "22.05"), Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Conf: backupConf,
-	})
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := startSite(t, cluster.Site{Release: os.Getenv("RELEASE"), Conf: backupConf})
 	startBackup(t, c)
 	out, err := c.Command(t.Context(), "alice", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "touch up; while [ ! -e go ]; do sleep 0.1; done; exit 7").Output()
 	must(t, err)

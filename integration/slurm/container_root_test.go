@@ -6,9 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootContainers: the commands of a container's end run as the user and for each task, what
@@ -16,21 +13,15 @@ import (
 // nothing of any is left.
 func TestRootContainers(t *testing.T) {
 	t.Parallel()
-	testkit.RequireRoot(t)
+	onReleases(t, containers)
+}
+
+func containers(t *testing.T, release string) {
+	site := ofRelease("oci", release)
+	site.Users = []string{"alice", "bob"}
+	c := startSite(t, site)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	site := cluster.Sites["oci"]
-	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = "22.05", cache(), programs(t), ours, []string{"alice", "bob"}
-	c, err := cluster.Start(ctx, site)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
 	run := func(user, script string) string {
 		out, err := c.Command(ctx, user, "timeout", "60", "sh", "-c", script).CombinedOutput()
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // devicesScript prints for each task the variables that name its GPUs, and which devices open.
@@ -49,19 +48,7 @@ none 0:  of 2,3/:
 // a step daemon of 22.05 reads the files anew.
 func TestRootGresDevices(t *testing.T) {
 	t.Parallel()
-	testkit.RequireRoot(t)
-	site := cluster.Sites["gres"]
-	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = "22.05", cache(), programs(t), ours, []string{"alice"}
-	c, err := cluster.Start(t.Context(), site)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c := startSite(t, cluster.Sites["gres"])
 	conf, err := os.ReadFile(c.Path("slurm.conf"))
 	if err == nil {
 		err = os.WriteFile(c.Path("slurm.conf"), []byte(strings.Replace(string(conf), "TaskPlugin=task/none", "TaskPlugin=task/cgroup", 1)), 0o644)

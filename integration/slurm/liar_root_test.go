@@ -14,23 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootLyingSrun: an srun that closes its connections, answers nonsense, does not read or has
 // no token for its answers. The tasks run to their end, the step ends with them, or with srun, and
 // leaves nothing. slurmd's log has few lines of it, and the next step runs.
 func TestRootLyingSrun(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
-	c, err := cluster.Start(t.Context(), cluster.Site{Release: "22.05", Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}})
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := startSite(t, cluster.Site{})
 	compile := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "testdata/liar.c", "-o", c.Path("liar.so"))
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)

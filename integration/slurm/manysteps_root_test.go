@@ -9,13 +9,11 @@ import (
 	"testing"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootSlurmManySteps runs STEPS (60) steps in one job, of which every fifth fails: slurmd's
 // spool, its descriptors and the cgroups are then as after the first one.
 func TestRootSlurmManySteps(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
 	n := 60
 	if text := os.Getenv("STEPS"); text != "" {
@@ -23,14 +21,7 @@ func TestRootSlurmManySteps(t *testing.T) {
 		n, err = strconv.Atoi(text)
 		must(t, err)
 	}
-	c, err := cluster.Start(t.Context(), cluster.Site{Release: "22.05", Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}})
-	must(t, err)
-	defer func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c := startSite(t, cluster.Site{})
 	run := func(steps int) {
 		t.Helper()
 		script := fmt.Sprintf("for i in $(seq %d); do srun -n1 sh -c \"exit $((i%%5==0))\"; echo $?; done", steps)

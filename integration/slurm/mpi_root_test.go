@@ -116,37 +116,31 @@ const mpiPatience = "240"
 // TestRootSlurmMPI: MPI programs on one to three nodes. Each checks what it gets.
 func TestRootSlurmMPI(t *testing.T) {
 	testkit.RequireRoot(t)
-	releases := []string{"22.05"}
-	if matrix() {
-		releases = cluster.Releases()
-	}
-	for _, release := range releases {
-		t.Run(release, func(t *testing.T) {
-			c := startSpawnCluster(t, release)
-			compile := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "testdata/mpi/yield.c", "-o", c.Path("yield.so"))
-			if out, err := compile.CombinedOutput(); err != nil {
-				t.Fatalf("gcc: %v\n%s", err, out)
+	onReleases(t, func(t *testing.T, release string) {
+		c := startSpawnCluster(t, release)
+		compile := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "testdata/mpi/yield.c", "-o", c.Path("yield.so"))
+		if out, err := compile.CombinedOutput(); err != nil {
+			t.Fatalf("gcc: %v\n%s", err, out)
+		}
+		must(t, placePrograms(c, release))
+		t.Run("components lost", func(t *testing.T) { componentsLost(t, c) })
+		for _, l := range mpiLibraries {
+			if l.only != "" && l.only != release || !l.place(t, c) {
+				continue
 			}
-			must(t, placePrograms(c, release))
-			t.Run("components lost", func(t *testing.T) { componentsLost(t, c) })
-			for _, l := range mpiLibraries {
-				if l.only != "" && l.only != release || !l.place(t, c) {
-					continue
-				}
-				if !l.built || matrix() {
-					t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c) })
-				}
-				for _, ranks := range []int{2, 8, manyRanks} {
-					for nodes := 1; nodes <= min(3, ranks); nodes++ {
-						if ranks == manyRanks && nodes < 3 && l.built && !matrix() {
-							continue // Debian's are run on any machine
-						}
-						t.Run(fmt.Sprintf("%s/%dx%d", l.name, nodes, ranks), func(t *testing.T) { l.check(t, c, nodes, ranks) })
+			if !l.built || matrix() {
+				t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c) })
+			}
+			for _, ranks := range []int{2, 8, manyRanks} {
+				for nodes := 1; nodes <= min(3, ranks); nodes++ {
+					if ranks == manyRanks && nodes < 3 && l.built && !matrix() {
+						continue // Debian's are run on any machine
 					}
+					t.Run(fmt.Sprintf("%s/%dx%d", l.name, nodes, ranks), func(t *testing.T) { l.check(t, c, nodes, ranks) })
 				}
 			}
-		})
-	}
+		}
+	})
 }
 
 // checkWorld looks at what the program world has printed.

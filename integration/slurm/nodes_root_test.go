@@ -43,21 +43,10 @@ func startNodes(t *testing.T, name, lines string, run func(t *testing.T, s *node
 	}
 	for _, release := range releases {
 		t.Run(release, func(t *testing.T) {
-			site := cluster.Sites[name]
+			site := ofRelease(name, release)
 			site.Conf += lines
-			site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = release, cache(), programs(t), ours, []string{"alice"}
-			c, err := cluster.Start(t.Context(), site)
-			if errors.Is(err, cluster.ErrMoved) && release != "22.05" {
-				t.Skipf("not run: %v", err)
-			}
-			must(t, err)
+			c := startSite(t, site)
 			s := &nodeSite{Cluster: c, spaces: map[string]string{}, job: cluster.FirstJob - 1}
-			defer func() {
-				keep(t, c, "ours")
-				if err := c.Stop(); err != nil {
-					t.Error(err)
-				}
-			}()
 			for _, node := range c.Nodes() {
 				s.spaces[node] = nodeSpace(t, c, node)
 			}

@@ -10,25 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootPAM: Debian's libpam opens a session for each step, whatever it has of tasks, and closes each
 // once, also where the step daemon is killed, and its keeper with it. What is called and what tasks
 // have of it, the check pam compares.
 func TestRootPAM(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
-	site := cluster.Sites["pam"]
-	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = "22.05", cache(), programs(t), ours, []string{"alice"}
-	c, err := cluster.Start(t.Context(), site)
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	onReleases(t, pamSessions)
+}
+
+func pamSessions(t *testing.T, release string) {
+	c := startSite(t, ofRelease("pam", release))
 	if out, err := c.Command(t.Context(), "root", c.Path("pam"), "pam_permit.so").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

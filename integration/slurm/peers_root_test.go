@@ -2,6 +2,7 @@ package slurm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,28 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // startPeers starts three nodes with the MPI programs. standIn says that srun has no mpi/pmix of
 // its own. conf is stepd.conf.
 func startPeers(t *testing.T, conf string) (c *cluster.Cluster, standIn bool) {
 	t.Helper()
-	testkit.RequireRoot(t)
-	release := os.Getenv("RELEASE")
-	if release == "" {
-		release = "22.05"
-	}
-	site := cluster.Site{Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3, Files: map[string]string{"stepd.conf": conf}}
+	release := cmp.Or(os.Getenv("RELEASE"), cluster.Releases()[0])
+	site := cluster.Site{Release: release, Nodes: 3, Files: map[string]string{"stepd.conf": conf}}
 	standIn = addPMIx(t, &site)
-	c, err := cluster.Start(t.Context(), site)
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c = startSite(t, site)
 	must(t, placePrograms(c, release))
 	return c, standIn
 }

@@ -22,26 +22,20 @@ import (
 func TestRootRuntime(t *testing.T) {
 	t.Parallel()
 	testkit.RequireRoot(t)
-	releases := []string{"22.05"}
-	if matrix() {
-		releases = cluster.Releases()
-	}
-	for _, release := range releases {
-		t.Run(release, func(t *testing.T) {
-			site := cluster.Sites["runc"]
-			site.Release = release
-			n := &runtimeNode{shell: startShell(t, site)}
-			n.space = space(t, n.Cluster)
-			n.run("alice", "$DIR/bundle")
-			n.run("root", "$DIR/bundle")
-			for _, how := range []string{"run", "create"} {
-				n.tasks(how)
-				n.kills(how)
-				n.run("root", "mv $DIR/oci.start $DIR/oci.conf 2>/dev/null || :")
-			}
-			n.requeued()
-		})
-	}
+	onReleases(t, func(t *testing.T, release string) {
+		site := cluster.Sites["runc"]
+		site.Release = release
+		n := &runtimeNode{shell: startShell(t, site)}
+		n.space = space(t, n.Cluster)
+		n.run("alice", "$DIR/bundle")
+		n.run("root", "$DIR/bundle")
+		for _, how := range []string{"run", "create"} {
+			n.tasks(how)
+			n.kills(how)
+			n.run("root", "mv $DIR/oci.start $DIR/oci.conf 2>/dev/null || :")
+		}
+		n.requeued()
+	})
 }
 
 // runtimeNode is a node with a runtime.

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestMain makes the test's program a hostile client of a step's socket.
@@ -126,21 +125,9 @@ func flood(path string) {
 // TestRootStepSocketFlood: another user's flood of a step's socket keeps neither slurmd nor
 // the owner out, and costs the step daemon no descriptor when it is over.
 func TestRootStepSocketFlood(t *testing.T) {
-	testkit.RequireRoot(t)
+	c := startSite(t, cluster.Site{Users: []string{"alice", "mallory"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	c, err := cluster.Start(ctx, cluster.Site{
-		Release: "22.05", Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice", "mallory"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
 	srun := c.Command(ctx, "alice", "srun", "-n2", "sleep", "100")
 	if err := srun.Start(); err != nil {
 		t.Fatal(err)
@@ -176,7 +163,7 @@ func TestRootStepSocketFlood(t *testing.T) {
 	if out, err := c.Command(ctx, "alice", "sh", "-c", "scancel $(squeue -h -o %i)").CombinedOutput(); err != nil {
 		t.Errorf("the owner's scancel: %v: %s", err, out)
 	}
-	err = srun.Wait()
+	err := srun.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 143 && exit.ExitCode() != 0 {
 		t.Errorf("srun: %v", err)
 	}
@@ -316,22 +303,9 @@ func descriptors(t *testing.T, pid int) int {
 // is in slurmd's log, and what is configured and not done is logged once.
 func TestRootRefused(t *testing.T) {
 	t.Parallel()
-	testkit.RequireRoot(t)
+	c := startSite(t, cluster.Site{Conf: "VSizeFactor=110\nLaunchParameters=mem_sort\n"})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	c, err := cluster.Start(ctx, cluster.Site{
-		Release: "22.05", Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"},
-		Conf: "VSizeFactor=110\nLaunchParameters=mem_sort\n",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
 	for _, tc := range []struct{ command, said, logged string }{
 		{"srun --container=/tmp hostname", "Container runtime not configured or invalid", "--container: there is no oci.conf"},
 	} {

@@ -2,7 +2,6 @@ package slurm
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +10,6 @@ import (
 	"testing"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // spawnCase is a command of a job on two nodes of four CPUs, and what it prints. The lines of
@@ -61,21 +59,10 @@ rm -f out err # of another case
 
 func startSpawnCluster(t *testing.T, release string) *cluster.Cluster {
 	t.Helper()
-	testkit.RequireRoot(t)
-	c, err := cluster.Start(t.Context(), cluster.Site{
-		Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}, Nodes: 3,
+	c := startSite(t, cluster.Site{
+		Release: release, Nodes: 3,
 		Files: map[string]string{"stepd.conf": "PMI2SpawnTimeout=0\n"},
 		Conf:  "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=1,bf_interval=1\n", // het jobs are backfill's
-	})
-	if errors.Is(err, cluster.ErrMoved) && release != "22.05" {
-		t.Skipf("not run: %v", err)
-	}
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
 	})
 	compile := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "testdata/mpi/spawn.c", "-lpmi2", "-o", c.Path("spawn"))
 	if out, err := compile.CombinedOutput(); err != nil {
@@ -121,30 +108,24 @@ func inOrder(out, wd string) string {
 
 // TestRootSlurmSpawn: MPI_Comm_spawn and published names by srun's PMI-2, without an MPI library.
 func TestRootSlurmSpawn(t *testing.T) {
-	releases := []string{"22.05"}
-	if matrix() {
-		releases = cluster.Releases()
-	}
-	for _, release := range releases {
-		t.Run(release, func(t *testing.T) {
-			cl := startSpawnCluster(t, release)
-			for _, c := range spawnCases {
-				t.Run(c.name, func(t *testing.T) {
-					out := c.run(t, cl)
-					if got := inOrder(out, cl.Path("work/alice")); got != c.want {
-						t.Errorf("it has printed:\n%s\nwant:\n%s", out, c.want)
-					}
-				})
-			}
-			// Last, by its own limit. srun waits for CPUs that the parent has; it gets them, is told
-			// that it is not wanted, and is waited for by the first srun for a minute.
-			t.Run("no CPUs", func(t *testing.T) {
-				must(t, os.WriteFile(cl.Path("stepd.conf"), []byte("PMI2SpawnTimeout=1\n"), 0o644))
-				out := spawnCase{nodes: 1, script: `unset SLURM_OVERLAP; run one >out 2>err & till grep spawn out; kill -9 $!`}.run(t, cl)
-				if out != "spawn: failed\n" {
-					t.Errorf("it has printed:\n%s", out)
+	onReleases(t, func(t *testing.T, release string) {
+		cl := startSpawnCluster(t, release)
+		for _, c := range spawnCases {
+			t.Run(c.name, func(t *testing.T) {
+				out := c.run(t, cl)
+				if got := inOrder(out, cl.Path("work/alice")); got != c.want {
+					t.Errorf("it has printed:\n%s\nwant:\n%s", out, c.want)
 				}
 			})
+		}
+		// Last, by its own limit. srun waits for CPUs that the parent has; it gets them, is told
+		// that it is not wanted, and is waited for by the first srun for a minute.
+		t.Run("no CPUs", func(t *testing.T) {
+			must(t, os.WriteFile(cl.Path("stepd.conf"), []byte("PMI2SpawnTimeout=1\n"), 0o644))
+			out := spawnCase{nodes: 1, script: `unset SLURM_OVERLAP; run one >out 2>err & till grep spawn out; kill -9 $!`}.run(t, cl)
+			if out != "spawn: failed\n" {
+				t.Errorf("it has printed:\n%s", out)
+			}
 		})
-	}
+	})
 }

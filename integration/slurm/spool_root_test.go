@@ -6,23 +6,14 @@ import (
 	"testing"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootFullSpool: a step that finds no room for a file in slurmd's spool is refused, and srun
 // prints why. slurmd drains its node, as under Slurm's own step daemon (compared by hand); nothing
 // of the step is left, and with room again the next one runs.
 func TestRootFullSpool(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
-	c, err := cluster.Start(t.Context(), cluster.Site{Release: "22.05", Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"}})
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := startSite(t, cluster.Site{})
 	run := func(user, script string) string {
 		t.Helper()
 		out, err := c.Command(t.Context(), user, "timeout", "40", "sh", "-c", preamble+script).CombinedOutput()

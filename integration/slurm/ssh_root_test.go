@@ -14,20 +14,13 @@ import (
 	"time"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootSSH: real sshd with pam_slurm_adopt puts sessions into the extern step of their user's
 // job: they are counted there, and end with it.
 func TestRootSSH(t *testing.T) {
 	t.Parallel()
-	releases := []string{"22.05"}
-	if matrix() {
-		releases = cluster.Releases()
-	}
-	for _, release := range releases {
-		t.Run(release, func(t *testing.T) { (&sshNode{release: release}).run(t) })
-	}
+	onReleases(t, func(t *testing.T, release string) { (&sshNode{release: release}).run(t) })
 }
 
 // sshNode is a node that users reach by ssh.
@@ -38,29 +31,15 @@ type sshNode struct {
 }
 
 func (n *sshNode) run(t *testing.T) {
-	testkit.RequireRoot(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
-	site := cluster.Sites["ssh"]
-	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = n.release, cache(), programs(t), ours, []string{"alice"}
+	site := ofRelease("ssh", n.release)
 	if n.release == cluster.AccountingRelease { // with cgroup v1, by which pam_slurm_adopt knows the newest job
 		site.Accounting = true
 		site.Conf += "ProctrackType=proctrack/cgroup\n"
-		defer os.Remove("/sys/fs/cgroup/freezer/slurm") // it is the machine's
+		t.Cleanup(func() { os.Remove("/sys/fs/cgroup/freezer/slurm") }) // it is the machine's
 	}
-	c, err := cluster.Start(ctx, site)
-	if errors.Is(err, cluster.ErrMoved) && n.release != "22.05" {
-		t.Skipf("not run: %v", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		keep(t, c, n.release)
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	c := startSite(t, site)
 	n.c, n.space = c, space(t, c)
 	n.do(t, "root", c.Path("sshd"))
 	if out, err := n.ssh(ctx, "true").CombinedOutput(); err == nil || !strings.Contains(string(out), "no active jobs on this node") {

@@ -105,17 +105,7 @@ func TestRootSwitch(t *testing.T) {
 	testkit.RequireRoot(t)
 	dir := t.TempDir()
 	install(t, dir)
-	c, err := cluster.Start(t.Context(), cluster.Site{Release: "22.05", Cache: cache(), Programs: dir, StepDaemon: ours, Users: []string{switchUser}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := switcher{c, t, t.Context()}
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	s := switcher{startSite(t, cluster.Site{Programs: dir, Users: []string{switchUser}}), t, t.Context()}
 	s.hold("old", 25)
 	install(t, dir)
 	s.hold("upgraded", 15)
@@ -128,7 +118,7 @@ func TestRootSwitch(t *testing.T) {
 	s.ended("upgraded", 15)
 	s.ended("theirs", 10)
 	s.sh("till '[ -z \"$(squeue -h)\" ]'; till '[ $(sinfo -h -o %T) = idle ]'")
-	if left, err := filepath.Glob(c.Path("spool") + "/" + cluster.Node + "_*"); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob(s.Path("spool") + "/" + cluster.Node + "_*"); err != nil || len(left) > 0 {
 		t.Errorf("sockets of steps are left: %q (%v)", left, err)
 	}
 	if got := strings.TrimSpace(s.sh("ps -o pid= -C stepkeeper,spankhost | wc -l")); got != strconv.Itoa(0) {

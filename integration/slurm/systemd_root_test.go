@@ -41,17 +41,7 @@ func TestRootSlurmdRestarted(t *testing.T) {
 	if !testkit.InGuest() {
 		t.Skip("runs in the guest: make vm-test")
 	}
-	site := cluster.Site{
-		Release: "22.05", Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice"},
-		Cgroup: "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n", // the cluster's first slurmd finds no systemd
-	}
-	c, err := cluster.Start(t.Context(), site)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	c := startSite(t, cluster.Site{Cgroup: "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"}) // the cluster's first slurmd finds no systemd
 	s := &servedSite{c}
 	must(t, c.End(t.Context(), "slurmd", syscall.SIGTERM))
 	s.makeUnit(t)

@@ -13,26 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootTmpfsKilled: a job whose extern step was killed together with its keeper keeps its private
 // directories as long as a step of it runs here, and leaves none.
 func TestRootTmpfsKilled(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
+	onReleases(t, tmpfsKilled)
+}
+
+func tmpfsKilled(t *testing.T, release string) {
+	c := startSite(t, ofRelease("tmpfs", release))
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	site := cluster.Sites["tmpfs"]
-	site.Release, site.Cache, site.Programs, site.StepDaemon, site.Users = "22.05", cache(), programs(t), ours, []string{"alice"}
-	c, err := cluster.Start(ctx, site)
-	must(t, err)
-	defer func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
 	run := func(user, script string) {
 		t.Helper()
 		if out, err := c.Command(ctx, user, "timeout", "120", "sh", "-c", script).CombinedOutput(); err != nil {

@@ -1,7 +1,6 @@
 package slurm
 
 import (
-	"errors"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -20,22 +19,10 @@ type shell struct {
 	t *testing.T
 }
 
-// startShell starts one; Debian may not have the release any more.
+// startShell starts one.
 func startShell(t *testing.T, site cluster.Site) shell {
 	t.Helper()
-	site.Cache, site.Programs, site.StepDaemon, site.Users = cache(), programs(t), ours, []string{"alice"}
-	c, err := cluster.Start(t.Context(), site)
-	if errors.Is(err, cluster.ErrMoved) && site.Release != "22.05" {
-		t.Skipf("not run: %v", err)
-	}
-	must(t, err)
-	t.Cleanup(func() {
-		keep(t, c, "ours")
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	return shell{c, t}
+	return shell{startSite(t, site), t}
 }
 
 // run runs a script, which must succeed, and returns what it has printed.

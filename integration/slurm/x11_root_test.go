@@ -3,7 +3,6 @@ package slurm
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,43 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stepd/integration/slurm/cluster"
-	"stepd/internal/testkit"
 )
 
 // TestRootX11: of a job's display nothing is left, however its daemons end, and no other user keeps
 // the job's user from it. What users see of it, the checks compare.
 func TestRootX11(t *testing.T) {
-	testkit.RequireRoot(t)
 	t.Parallel()
-	releases := []string{"22.05"}
-	if matrix() {
-		releases = cluster.Releases()
-	}
-	for _, release := range releases {
-		t.Run(release, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-			defer cancel()
-			c, err := cluster.Start(ctx, cluster.Site{
-				Release: release, Cache: cache(), Programs: programs(t), StepDaemon: ours, Users: []string{"alice", "bob"},
-				Conf: x11Conf, Files: cluster.Sites["x11"].Files,
-			})
-			if errors.Is(err, cluster.ErrMoved) && release != "22.05" {
-				t.Skipf("not run: %v", err)
-			}
-			must(t, err)
-			defer func() {
-				keep(t, c, release)
-				if err := c.Stop(); err != nil {
-					t.Error(err)
-				}
-			}()
-			n := &displayNode{t: t, ctx: ctx, c: c, space: space(t, c)}
-			n.server = strings.TrimSpace(n.run("alice", "$DIR/xserver 101"))
-			for _, part := range []func(){n.secrets, n.crowd, n.launcherKilled, n.daemonKilled, n.bothKilled, n.places} {
-				part()
-			}
-		})
-	}
+	onReleases(t, func(t *testing.T, release string) {
+		c := startSite(t, cluster.Site{Release: release, Users: []string{"alice", "bob"}, Conf: x11Conf, Files: cluster.Sites["x11"].Files})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		n := &displayNode{t: t, ctx: ctx, c: c, space: space(t, c)}
+		n.server = strings.TrimSpace(n.run("alice", "$DIR/xserver 101"))
+		for _, part := range []func(){n.secrets, n.crowd, n.launcherKilled, n.daemonKilled, n.bothKilled, n.places} {
+			part()
+		}
+	})
 }
 
 const x11Conf = "PrologFlags=X11\nProctrackType=proctrack/pgid\n"
