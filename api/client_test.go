@@ -335,3 +335,37 @@ func FuzzReply(f *testing.F) {
 		}
 	})
 }
+
+// TestOverview: a listing without tasks asks for that, and an older noded, which does not know the
+// word, is asked again without it.
+func TestOverview(t *testing.T) {
+	const without, with = `{"schema":1,"all":true,"no_tasks":true}`, `{"schema":1,"all":true}`
+	for name, tc := range map[string]struct {
+		reply string
+		asks  []string
+		code  Code
+	}{
+		"this release":   {"HTTP/1.0 200 OK\r\nContent-Type: application/jsonl\r\n\r\n" + `{"schema":1,"end":true}` + "\n", []string{without}, OK},
+		"an older noded": {reply(400, `{"schema":1,"error":{"code":"invalid_argument","message":"no_tasks"}}`), []string{without, with}, InvalidArgument},
+		"no permission":  {reply(403, `{"schema":1,"error":{"code":"permission_denied","message":"no"}}`), []string{without}, PermissionDenied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, asked := answering(t, tc.reply)
+			var err error
+			for _, err = range c.Overview(t.Context(), true) {
+			}
+			if CodeOf(err) != tc.code {
+				t.Errorf("got %v", err)
+			}
+			for _, want := range tc.asks {
+				_, body, _ := strings.Cut(<-asked, "\r\n\r\n")
+				if strings.TrimSpace(body) != want {
+					t.Errorf("asked %q, want %q", body, want)
+				}
+			}
+			if len(asked) > 0 {
+				t.Errorf("and %q", <-asked)
+			}
+		})
+	}
+}

@@ -359,7 +359,7 @@ func refs(d *client.Dialer, ended, jobs bool, word string) (out []string) {
 	defer cancel()
 	seen := map[uint32]bool{}
 	own := uint32(os.Getuid())
-	for rec, err := range noded.List(ctx, ended) {
+	for rec, err := range noded.Overview(ctx, ended) {
 		if err != nil {
 			return nil
 		}

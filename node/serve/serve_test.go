@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"net"
 	"net/http"
@@ -500,5 +501,38 @@ func TestVerbsAreDocumented(t *testing.T) {
 	slices.Sort(has)
 	if served := fresh(t).Verbs(); !slices.Equal(has, served) {
 		t.Errorf("docs/api.md has %q, served are %q", has, served)
+	}
+}
+
+// TestListWithoutTasks: a list has the tasks of all records, or with no_tasks of none, which are the
+// same otherwise.
+func TestListWithoutTasks(t *testing.T) {
+	tn := fresh(t)
+	tasks := []step.Task{{Rank: 0, State: step.TaskRunning}, {Rank: 1, State: step.TaskRunning}}
+	tn.node.recs = []*step.Record{
+		{ID: step.ID{Job: 1}, UID: 1000, Name: "a", State: step.Running, NTasks: 2, Tasks: tasks},
+		{ID: step.ID{Job: 2}, UID: 1000, Name: "b", State: step.Completed, NTasks: 2, Tasks: tasks},
+	}
+	client := serveAs(t, tn, testkit.Always(1000), nil)
+	documents := func(list iter.Seq2[*step.Record, error], tasks int) (all []string) {
+		for rec, err := range list {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rec.Tasks == nil || len(rec.Tasks) != tasks {
+				t.Errorf("step %s has tasks %v, want %d", rec.ID, rec.Tasks, tasks)
+			}
+			rec.Tasks = nil
+			doc, err := json.Marshal(rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, string(doc))
+		}
+		return all
+	}
+	with, without := documents(client.List(t.Context(), true), 2), documents(client.Overview(t.Context(), true), 0)
+	if len(with) != 2 || !slices.Equal(with, without) {
+		t.Errorf("with tasks %q\nwithout    %q", with, without)
 	}
 }
