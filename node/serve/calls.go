@@ -110,10 +110,13 @@ func (s *Server) ServePeer(w http.ResponseWriter, r *http.Request, p api.Peer, r
 
 func (s *Server) serve(c *call, refusal string) {
 	name, serve, err := s.verbOf(c.r)
-	if err == nil && refusal != "" {
-		err = api.NewError(api.ResourceExhausted, refusal)
+	if err != nil {
+		name = "unknown" // what the client has written is no label
+	} else if refusal != "" {
+		name, err = "connect", api.NewError(api.ResourceExhausted, refusal)
 	}
 	if err != nil {
+		s.Meter.Request(name, string(api.CodeOf(err)), 0)
 		c.refuse(err)
 		return
 	}

@@ -2,8 +2,12 @@ package serve
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -194,6 +198,93 @@ func TestRefusalWaitsOnce(t *testing.T) {
 	tn.Shutdown(ctx)
 	if err := <-failed; api.CodeOf(err) != api.ResourceExhausted || ctx.Err() != nil {
 		t.Errorf("at noded's stop: %v", err)
+	}
+}
+
+// counts is a Meter that counts requests by verb and code.
+type counts struct {
+	mu sync.Mutex
+	by map[string]int // guarded by mu
+}
+
+func (m *counts) Request(verb, code string, _ time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.by[verb+" "+code]++
+}
+
+// TestRefusalsAreCounted: each refused request and connection is counted by a bounded number of
+// names, whatever its client has written.
+func TestRefusalsAreCounted(t *testing.T) {
+	meter := &counts{by: make(map[string]int)}
+	tn := start(t, func(c *Config) { c.Connections, c.Meter = 1, meter })
+	var nobody atomic.Bool
+	client := serveAs(t, tn, testkit.Always(1000), func(s *Server) {
+		peerOf := s.PeerOf
+		s.PeerOf = func(c *net.UnixConn) (api.Peer, error) {
+			if nobody.Load() {
+				return api.Peer{}, errors.New("no credentials")
+			}
+			return peerOf(c)
+		}
+	})
+	is := func(after, what string, want int) {
+		t.Helper()
+		for deadline := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
+			meter.mu.Lock()
+			got := meter.by[what]
+			meter.mu.Unlock()
+			if got == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %d of %q, want %d", after, got, what, want)
+			}
+		}
+	}
+	refused := func(request string) {
+		t.Helper()
+		c := testkit.Dial(t, client.Socket, testTimeout)
+		if _, err := io.WriteString(c, request+" HTTP/1.0\r\nContent-Length: 0\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(c); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		tn.connections(0)
+	}
+	refused("POST /v1/" + strings.Repeat("x", 100))
+	is("a verb that is none", "unknown unimplemented", 1)
+	refused("GET /v1/config")
+	is("another method", "unknown invalid_argument", 1)
+	refused("POST /v7/config")
+	is("another version", "unknown failed_precondition", 1)
+	if _, err := client.Show(t.Context(), api.StepRef{JobID: 1}); api.CodeOf(err) != api.NotFound {
+		t.Fatal(err)
+	}
+	is("no such job", "show not_found", 1)
+	tn.connections(0)
+	held := []net.Conn{testkit.Dial(t, client.Socket, testTimeout)}
+	tn.connections(1)
+	if _, err := client.Config(t.Context()); api.CodeOf(err) != api.ResourceExhausted {
+		t.Fatal(err)
+	}
+	is("a connection too many", "connect resource_exhausted", 1)
+	tn.connections(1)
+	for range toldMax + 5 {
+		held = append(held, testkit.Dial(t, client.Socket, testTimeout))
+	}
+	is("connections that are closed", "connect resource_exhausted", 1+5)
+	for _, c := range held {
+		c.Close()
+	}
+	tn.connections(0)
+	nobody.Store(true)
+	testkit.Dial(t, client.Socket, testTimeout).Close()
+	is("a client without credentials", "connect unauthenticated", 1)
+	if len(meter.by) != 6 {
+		t.Errorf("counted are %v", meter.by)
 	}
 }
 

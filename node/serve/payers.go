@@ -122,6 +122,7 @@ func (l *clientListener) run() {
 		c := &clientConn{UnixConn: accepted.(*net.UnixConn), leave: func() {}}
 		if c.peer, err = l.s.PeerOf(c.UnixConn); err != nil {
 			l.s.logRefused(unknownUsers, c.peer.UID, "connection closed: %v", err)
+			l.s.Meter.Request("connect", string(api.Unauthenticated), 0)
 			c.Close()
 			continue
 		}

@@ -97,7 +97,8 @@ type Backend interface {
 
 // Meter counts requests.
 type Meter interface {
-	// Request is one request that was answered with code after dur.
+	// Request is one request that was answered with code after dur. The verb "connect" is a
+	// connection that was refused, with the answer or by its end, "unknown" what is no request.
 	Request(verb, code string, dur time.Duration)
 }
 
