@@ -207,6 +207,7 @@ func TestRootDirectoriesGone(t *testing.T) {
 			n := startNode(t, site{})
 			n.serves(t)
 			n.idle(t)
+			before := len(n.ps(t, "--all"))
 			dir := n.path(tc.name)
 			must(t, os.Rename(dir, dir+".gone"))
 			if tc.name == "run" {
@@ -216,6 +217,9 @@ func TestRootDirectoriesGone(t *testing.T) {
 			}
 			if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, tc.reason) || strings.Contains(r.err, "drained") {
 				t.Errorf("the first step: %v", r)
+			}
+			if all := n.ps(t, "--all"); len(all) != before {
+				t.Errorf("a step was refused, and is kept: %+v", all)
 			}
 			n.logs(t, tc.yet)
 			if doc := n.idle(t); doc.State != "DRAINED" || !strings.Contains(doc.Reason, tc.reason) {

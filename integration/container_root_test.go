@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestRootTmpfsContainer: the steps of a job share a private /tmp and
@@ -202,9 +204,13 @@ func TestRootContainerFault(t *testing.T) {
 	})
 	t.Run("found by a job", func(t *testing.T) {
 		must(t, os.Chmod(base, 0o777))
+		before := len(n.ps(t, "--all"))
 		r := n.ctl(t, "run", "true")
 		if r.code != 1 {
 			t.Errorf("got %v", r)
+		}
+		if all := n.ps(t, "--all"); len(all) != before {
+			t.Errorf("a step was refused, and is kept: %+v", all)
 		}
 		contains(t, "stderr", r.err, "others than root may write there")
 		drained("others than root may write there", "chmod go-w "+base)
@@ -229,6 +235,25 @@ func TestRootContainerFault(t *testing.T) {
 			t.Errorf("node %s: %q", doc.State, doc.Reason)
 		}
 		must(t, os.Chmod(script, 0o755))
+		runs()
+	})
+	t.Run("without room", func(t *testing.T) {
+		must(t, unix.Mount("base", base, "tmpfs", 0, "size=1m,nr_inodes=20,mode=0755"))
+		defer func() { must(t, unix.Unmount(base, 0)) }()
+		ok(t, "a step", n.ctl(t, "run", "true"))
+		n.idle(t)
+		before := len(n.ps(t, "--all"))
+		mend := fill(t, base)
+		if r := n.ctl(t, "run", "true"); r.code != 1 || !strings.Contains(r.err, "no space left on device") {
+			t.Errorf("a job without room for its container: %v", r)
+		}
+		if doc := n.idle(t); doc.Reason != "" {
+			t.Errorf("node %s: %q", doc.State, doc.Reason)
+		}
+		if all := n.ps(t, "--all"); len(all) != before {
+			t.Errorf("a step was refused, and is kept: %+v", all)
+		}
+		mend()
 		runs()
 	})
 	t.Run("none", func(t *testing.T) {

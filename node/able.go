@@ -13,6 +13,8 @@ import (
 
 	"stepd/api"
 	"stepd/node/state"
+	"stepd/step"
+	"stepd/step/launch"
 )
 
 // ableMax is how long a file system may take to say whether it has room.
@@ -56,29 +58,44 @@ func (n *Node) helpers(mpi ...string) error {
 // faults are the errors of a file system that each step would have.
 var faults = []syscall.Errno{unix.ENOSPC, unix.EROFS, unix.EIO, unix.ENOENT, unix.ENOTDIR, unix.EACCES}
 
-// blame drains the node, until it can start steps, where err is such an error.
+// isFault reports whether err is the node's, and no step's own.
+func isFault(err error) bool {
+	if _, ok := errors.AsType[*launch.FaultError](err); ok {
+		return true
+	}
+	errno, ok := errors.AsType[syscall.Errno](err)
+	return ok && slices.Contains(faults, errno)
+}
+
+// blame drains the node, until it can start steps, where err is the node's.
 func (n *Node) blame(err error) {
-	if errno, ok := errors.AsType[syscall.Errno](err); ok && slices.Contains(faults, errno) {
+	if isFault(err) {
 		n.health.Fault(err.Error())
 	}
 }
 
-// refuse takes back a step that has its number and nothing else, for cause. Nothing is kept of it:
-// it has not begun.
+// refuse takes back a step that has its number and nothing else, for cause.
 func (n launcher) refuse(f *follower, cause error) error {
 	n.blame(cause)
 	n.reg.add(f)
 	f.claim()
 	f.unreserve()
+	return takeBack(f, cause)
+}
+
+// takeBack ends a step that is claimed and has not begun, and keeps nothing of it: it is refused for
+// cause.
+func takeBack(f *follower, cause error) error {
 	f.mu.Lock()
 	f.moveLocked(stepDropped)
 	f.mu.Unlock()
 	f.movedOff()
-	if err := state.LogOwed(n.store.Revoke(f.id), f.log); err != nil {
+	if err := state.LogOwed(f.n.store.Revoke(f.id), f.log); err != nil {
 		f.log.Errorf("%v: it is tried again", err)
 	}
 	f.storedIs()
-	n.reg.settle(f)
+	f.n.reg.settle(f)
 	f.cleanup()
+	f.n.spool.Forget([]step.ID{f.id})
 	return api.NewError(api.Internal, cause.Error())
 }

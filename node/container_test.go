@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,7 +88,8 @@ func TestContainerCalls(t *testing.T) {
 }
 
 // TestContainerFault: a failure that would be every job's drains the node, at its start and
-// with the job that finds it, until containers can be made; another one does not.
+// with the job that finds it, until containers can be made; another one does not. The job that finds
+// it is refused, and nothing of it is kept, unless it is a batch job, which was accepted.
 func TestContainerFault(t *testing.T) {
 	fault := &launch.FaultError{Err: errors.New("no BasePath")}
 	t.Run("of every job", func(t *testing.T) {
@@ -100,7 +103,40 @@ func TestContainerFault(t *testing.T) {
 		if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); api.CodeOf(err) != api.FailedPrecondition {
 			t.Errorf("Run on the drained node: %v", err)
 		}
+		keeps(t, tn)
 		mended(t, tn)
+	})
+	t.Run("before a prolog", func(t *testing.T) {
+		s := newScripted(t, "", "", func(c *Config) { c.Containers.(*fakeContainers).fail = fmt.Errorf("create: %w", fault) })
+		if _, err := s.svc.Run(as(1000), runRequest(request("exit"))); api.CodeOf(err) != api.Internal || !strings.Contains(err.Error(), "no BasePath") {
+			t.Errorf("Run: %v", err)
+		}
+		s.idle()
+		keeps(t, s.testNode)
+	})
+	t.Run("of a reservation", func(t *testing.T) {
+		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = fmt.Errorf("create: %w", fault) })
+		defer tn.stop()
+		c := newClient(t, 1000)
+		if err := tn.launch(c.ctx, tn.reserve(c, request("exit")), step.LaunchChange{}); api.CodeOf(err) != api.Internal {
+			t.Errorf("Launch: %v", err)
+		}
+		keeps(t, tn)
+	})
+	t.Run("of a job without room", func(t *testing.T) {
+		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = fmt.Errorf("create: %w", unix.ENOSPC) })
+		defer tn.stop()
+		if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); err == nil || tn.gate.DrainNow().Drained {
+			t.Errorf("Run: %v, the drain is %+v", err, tn.gate.DrainNow())
+		}
+		keeps(t, tn)
+	})
+	t.Run("of a batch job", func(t *testing.T) {
+		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = fmt.Errorf("create: %w", fault) })
+		defer tn.stop()
+		if rec := tn.wait(tn.batch("script")); rec.State != step.Failed || rec.Reason != "create: no BasePath" {
+			t.Errorf("the record is %s, %q", rec.State, rec.Reason)
+		}
 	})
 	t.Run("of one job", func(t *testing.T) {
 		tn := start(t, t.TempDir(), func(c *Config) { c.Containers.(*fakeContainers).fail = errors.New("its script fails") })
@@ -108,6 +144,7 @@ func TestContainerFault(t *testing.T) {
 		if _, err := tn.svc.Run(as(1000), runRequest(request("exit"))); err == nil || tn.gate.DrainNow().Drained {
 			t.Errorf("Run: %v, the drain is %+v", err, tn.gate.DrainNow())
 		}
+		keeps(t, tn, "its script fails")
 	})
 	t.Run("at the start", func(t *testing.T) {
 		dir := t.TempDir()
@@ -120,6 +157,30 @@ func TestContainerFault(t *testing.T) {
 		}
 		mended(t, start(t, dir, func(c *Config) { c.Containers.(*fakeContainers).init = fault }))
 	})
+}
+
+// keeps fails the test where the node has other records, or event logs, than of steps that have FAILED
+// for these reasons.
+func keeps(t *testing.T, tn *testNode, reasons ...string) {
+	t.Helper()
+	recs, err := tn.lists(as(0), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, rec := range recs {
+		got = append(got, rec.Reason)
+		if rec.State != step.Failed {
+			t.Errorf("step %s is %s", rec.ID, rec.State)
+		}
+	}
+	logs, err := os.ReadDir(filepath.Join(tn.dir, "spool", "events"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got, reasons) || len(logs) != len(reasons) {
+		t.Errorf("kept are %q and %d event logs, want %q", got, len(logs), reasons)
+	}
 }
 
 // mended waits until the node takes jobs by itself, since containers can be made again, and stops it.

@@ -45,10 +45,11 @@ type launching struct {
 	listen *os.File // the socket of the step's stepd
 }
 
-// launch starts a step that the caller has claimed. A failure from here on is
-// the step's result. change is what the client has changed since; nil is
-// nothing. Where the job's prolog has to run first, launch returns as soon as
-// the step has its socket: the socket and Wait report the rest.
+// launch starts a step that the caller has claimed. A failure from here on is the step's result,
+// except that the step is refused where the node is at fault before anything was run for it; a
+// batch job's was accepted. change is what the client has changed since; nil is nothing. Where the
+// job's prolog has to run first, launch returns as soon as the job has its container: the step's
+// socket and Wait report the rest.
 func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 	res := f.unreserve()
 	l := &launching{n: f.n, f: f, spec: res.spec, res: res}
@@ -65,9 +66,17 @@ func (f *follower) launch(change *step.LaunchChange) (*step.Spec, error) {
 		// fails from here on removes it.
 		l.listen, err = bindIn(f.n.spool.StepsDir(), f.n.spool.SocketName(f.id), unix.SOCK_SEQPACKET)
 	}
+	f.n.blame(err)
+	if err == nil {
+		if err = f.n.places.contain(context.Background(), f.id.Job, l.spec.User); err != nil {
+			l.listen.Close()
+		}
+	}
 	if err != nil {
 		res.close(f.n.spool)
-		f.n.blame(err)
+		if isFault(err) && f.id.Step != step.BatchStep {
+			return nil, takeBack(f, err)
+		}
 		f.fail(err)
 		return nil, api.NewError(api.Internal, err.Error())
 	}
@@ -100,7 +109,7 @@ func (l *launching) run(prolog bool) error {
 	defer l.res.close(l.n.spool)
 	defer l.listen.Close()
 	// From here on the client's going away changes nothing.
-	err := l.start(context.Background(), prolog)
+	err := l.start(prolog)
 	if errors.Is(err, scripts.ErrStopping) {
 		if err = l.cancelled(); err == nil {
 			return scripts.ErrStopping // the next noded ends the step
@@ -129,11 +138,8 @@ func (e errCancelled) Error() string { return e.reason }
 
 // start makes what the step needs and starts its stepd, and the follower with
 // it. What it made is undone by the follower's cleanup in any case.
-func (l *launching) start(ctx context.Context, prolog bool) error {
+func (l *launching) start(prolog bool) error {
 	n, f, spec := l.n, l.f, l.spec
-	if err := n.places.contain(ctx, f.id.Job, spec.User); err != nil {
-		return err
-	}
 	// Before the prolog, which may want to read it.
 	if len(spec.Script) > 0 {
 		if err := l.writeScript(); err != nil {
