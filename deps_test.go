@@ -78,7 +78,7 @@ var importRules = map[string]struct {
 	"stepd/node/spool":         {[]string{"stepd/api", "stepd/api/stepapi", "stepd/eventlog", "stepd/internal/linux", "stepd/internal/rmtree", "stepd/step"}, "a node's directories and what they have of each step: knows nothing that runs"},
 	"stepd/node/store":         {[]string{"stepd/internal/linux"}, "keeps values by name, and knows none of them"},
 	"stepd/internal/child":     {[]string{"stepd/step", "stepd/internal/linux", "stepd/internal/printable", "stepd/eventlog"}, "starts programs, and does not know what for"},
-	"stepd/node/scripts":       {[]string{"stepd/internal/child", "stepd/step", "stepd/api/stepapi", "stepd/internal/printable"}, "runs what a site runs around a job; what the node does about its result is node's"},
+	"stepd/node/scripts":       {[]string{"stepd/internal/child", "stepd/internal/linux", "stepd/step", "stepd/api/stepapi", "stepd/internal/printable"}, "runs what a site runs around a job; what the node does about its result is node's"},
 	"stepd/internal/lookup":    {[]string{"stepd/srunopt", "stepd/step"}, "answers who a user is: knows no step"},
 	"stepd/node/serve":         {[]string{"stepd/api", "stepd/api/stepapi", "stepd/step", "stepd/internal/printable", "stepd/srunopt"}, "noded's API, who may do what: knows the node by the interfaces that it declares"},
 	"stepd/node/place":         {[]string{"stepd/node", "stepd/step", "stepd/proctrack", "stepd/proctrack/detect", "stepd/slurmconf", "stepd/task/cgroup", "stepd/task/confine", "stepd/task/device", "stepd/internal/linux", "stepd/node/selection", "stepd/step/launch"}, "implements node.Tracker and node.Limits by mechanisms: what only noded pays for"},

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -98,7 +99,7 @@ func TestRootBatchOverRestart(t *testing.T) {
 	}
 	eventually(t, callTimeout, "the script", func() error { _, err := os.Stat(filepath.Join(n.wd, "up")); return err })
 	st, err := os.Stat(n.path("spool/scripts/job00001/slurm_script"))
-	if err != nil || st.Mode() != 0o700 {
+	if err != nil || st.Mode() != 0o750 || st.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("the script: %v, %v", st, err)
 	}
 	n.kill9(t)
@@ -130,8 +131,9 @@ func TestRootBatchOverRestart(t *testing.T) {
 	n.checkClean(t)
 }
 
-// TestRootBatchScriptIsTheUsers: nothing in the spool is anybody else's.
-func TestRootBatchScriptIsTheUsers(t *testing.T) {
+// TestRootBatchScript: a job's script is for its user to read and execute, and for no user to change;
+// nothing else in the spool is for users.
+func TestRootBatchScript(t *testing.T) {
 	waits(t)
 	n := startNode(t, site{})
 	script := n.userFile(t, "job.sh", "#!/bin/sh\ntouch up\nsleep 86392\n", 0o755)
@@ -147,6 +149,9 @@ func TestRootBatchScriptIsTheUsers(t *testing.T) {
 		code int
 	}{
 		{0, "test -x " + own, 0},
+		{0, "cat " + own + " >/dev/null", 0},
+		{0, "echo exit >>" + own, 2},
+		{0, "chmod 700 " + own, 1},
 		{bob.uid, "cat " + own, 1},
 		{0, "ls " + dir, 2},
 		{0, "rm -f " + own, 1},

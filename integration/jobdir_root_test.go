@@ -10,7 +10,7 @@ import (
 )
 
 // TestRootScriptForProlog: Prolog, the job and Epilog find the batch script where the site's
-// programs look for it, in SlurmdSpoolDir/job<5 digits>, with slurmstepd's owners and modes; it is
+// programs look for it, in SlurmdSpoolDir/job<5 digits>, with slurmstepd's owners and modes, except that the script is root's; it is
 // gone at the job's end, also after noded was killed; what slurmd has there is left alone.
 func TestRootScriptForProlog(t *testing.T) {
 	waits(t)
@@ -27,7 +27,7 @@ echo "$SLURM_SCRIPT_CONTEXT $(stat -L -c '%%a %%u %%g' "$dir" "$dir/slurm_script
 	must(t, os.Chmod(program, 0o755))
 	n.restartWith(t, "SlurmdSpoolDir="+slurmd+"\nProlog="+program+"\nEpilog="+program+"\n")
 	user := testUser(t)
-	script := n.userFile(t, "job.sh", "#!/bin/sh\n# site: charge=7\ntouch begun\necho $0\nwhile [ ! -e goon ]; do sleep 0.05; done\nrm begun goon\n", 0o755)
+	script := n.userFile(t, "job.sh", "#!/bin/sh\n# site: charge=7\ntouch begun\necho $0\n{ echo '# site: charge=0' >>$0; chmod 700 $0; } 2>/dev/null && echo changed\nwhile [ ! -e goon ]; do sleep 0.05; done\nrm begun goon\n", 0o755)
 	inSlurmd := func() string {
 		t.Helper()
 		entries, err := os.ReadDir(slurmd)
@@ -50,7 +50,7 @@ echo "$SLURM_SCRIPT_CONTEXT $(stat -L -c '%%a %%u %%g' "$dir" "$dir/slurm_script
 		}
 		n.userFile(t, "goon", "", 0o644)
 		n.idle(t)
-		modes := fmt.Sprintf("750 0 %d 700 %d 0 charge=7", user.gid, user.uid)
+		modes := fmt.Sprintf("750 0 %d 750 0 0 charge=7", user.gid)
 		want := "prolog_slurmd " + modes + "\nepilog_slurmd " + modes + "\n"
 		if job == 2 { // slurmd's directory, which has no script
 			want = "prolog_slurmd 755 0 0 \nepilog_slurmd 755 0 0 \n"

@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"stepd/internal/linux"
 	"stepd/step"
 )
 
@@ -140,8 +141,9 @@ func (j *Job) Leave() (places []step.Record, closeOutputs func()) {
 // its steps (SLURM_PENDING_STEP, which no step has). It is never shown.
 const PlaceID uint32 = 4294967293
 
-// WriteBatch makes a batch script: a file that user alone may read, change and execute. A file
-// of that name, left by an earlier noded, is replaced.
+// WriteBatch makes a batch script: a file of root's that user alone may read and execute, so that a
+// job changes neither what it runs nor what Epilog reads. On a file system without access control
+// lists the file is the user's. A file of that name, left by an earlier noded, is replaced.
 func WriteBatch(dir, name string, content []byte, user step.User) error {
 	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -159,7 +161,8 @@ func WriteBatch(dir, name string, content []byte, user step.User) error {
 	_, err = f.Write(content)
 	if err == nil {
 		// Last: until then only root can open it.
-		err = f.Chown(int(user.UID), -1)
+		const read, write, execute = linux.MayRead, linux.MayWrite, linux.MayExecute
+		err = linux.GrantUser(f, read|write|execute, user.UID, read|execute)
 	}
 	err = errors.Join(err, f.Close())
 	// No fork of ours may keep the file open that was closed before: the user's execve of it
