@@ -3,12 +3,14 @@ package integration
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -32,7 +34,7 @@ type attack struct {
 	do   func(ctx context.Context, t *testing.T, n *node)
 }
 
-func attacks(t *testing.T) []attack {
+func attacks(t *testing.T, page string) []attack {
 	step := runBody(request(t, []string{"true"}, []string{"PATH=/bin"}, func(doc map[string]any) {
 		doc["uid"], doc["overcommit"] = bob.uid, true
 	}))
@@ -41,7 +43,11 @@ func attacks(t *testing.T) []attack {
 		{"reserves steps", asks(16, "reserve", step)},
 		{"follows events", asks(64, "events", []byte(`{"schema":1,"job_id":1,"step_id":0,"follow":true}`))},
 		{"sends what is no request", asks(16, "run", []byte("garbage"))},
-		{"opens connections", connects},
+		{"opens connections", connects((*node).asBob)},
+		{"connects as many uids", subordinates},
+		{"adopts processes", asks(16, "adopt", fmt.Appendf(nil, `{"schema":1,"pid":%d,"job_id":1}`, os.Getpid()))},
+		{"is silent at the metrics", connects(func(_ *node, ctx context.Context) (net.Conn, error) { return halfAsked(ctx, page) })},
+		{"fills PMIx folders", commands(2, "run", "--overcommit", "--mpi=pmix", "sh", "-c", greedy)},
 		{"runs steps", commands(4, "run", "--overcommit", "true")},
 		{"only computes", computes(4)}, // noded has no part in that: the rest is the scheduler's
 		{"runs a fork bomb", commands(1, "run", "bash", "-c", "exec 2>&-; ulimit -u 400; f() { f & f; }; f & sleep 1")},
@@ -59,11 +65,15 @@ func TestRootOneUserAgainstAll(t *testing.T) {
 		least, err = time.ParseDuration(text)
 		must(t, err)
 	}
-	n := startNode(t, site{Slurm: quickKill})
+	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	must(t, err)
+	page := l.Addr().String()
+	must(t, l.Close())
+	n := startNode(t, site{Slurm: quickKill, Stepd: "MetricsListen=" + page + "\n"})
 	root := n.web(t)
 	calm := serveSteps(t, n, least)
 	t.Logf("%-26s %s", "calm", calm)
-	for _, a := range attacks(t) {
+	for _, a := range attacks(t, page) {
 		t.Run(a.name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
@@ -152,22 +162,74 @@ func asks(lanes int, verb string, body []byte) func(context.Context, *testing.T,
 	}
 }
 
-// connects holds as many silent connections as noded lets it, and begins anew each second.
-func connects(ctx context.Context, _ *testing.T, n *node) {
-	for ctx.Err() == nil {
-		var open []net.Conn
-		short, cancel := context.WithTimeout(ctx, time.Second)
-		for short.Err() == nil && len(open) < 2000 {
-			if c, err := n.asBob(short); err == nil {
-				open = append(open, c)
+// connects holds as many connections as it is let, and begins anew each second.
+func connects(dial func(*node, context.Context) (net.Conn, error)) func(context.Context, *testing.T, *node) {
+	return func(ctx context.Context, _ *testing.T, n *node) {
+		for ctx.Err() == nil {
+			var open []net.Conn
+			short, cancel := context.WithTimeout(ctx, time.Second)
+			for short.Err() == nil && len(open) < 2000 {
+				if c, err := dial(n, short); err == nil {
+					open = append(open, c)
+				}
+			}
+			<-short.Done()
+			cancel()
+			for _, c := range open {
+				c.Close()
 			}
 		}
-		<-short.Done()
-		cancel()
-		for _, c := range open {
-			c.Close()
-		}
 	}
+}
+
+// halfAsked connects to an address, and sends a part of a request and its end.
+func halfAsked(ctx context.Context, address string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	tcp := c.(*net.TCPConn)
+	// Without linger its port is free again when it is closed.
+	err = tcp.SetLinger(0)
+	if err == nil {
+		_, err = io.WriteString(tcp, "GET /metr")
+	}
+	if err == nil {
+		err = tcp.CloseWrite()
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// subordinates connects as one subordinate uid after the other (subuid(5)), and holds some of the
+// connections.
+func subordinates(ctx context.Context, t *testing.T, n *node) {
+	const held = 32
+	var next atomic.Uint32
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			var open []net.Conn
+			for ctx.Err() == nil {
+				c, err := connectAs(n.socket(), 700000+next.Add(1)%(1<<16))
+				if err != nil {
+					t.Error(err)
+					break
+				}
+				if open = append(open, c); len(open) > held {
+					open[0].Close()
+					open = open[1:]
+				}
+			}
+			for _, c := range open {
+				c.Close()
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // computes keeps so many processes busy, which have nothing to do with noded.

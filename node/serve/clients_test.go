@@ -201,6 +201,80 @@ func TestRefusalWaitsOnce(t *testing.T) {
 	}
 }
 
+// TestNewUsers: while the name service is asked about many uids, or does not answer, other users are
+// served, and uids that it would have to be asked about are, too: they count as unknown ones.
+func TestNewUsers(t *testing.T) {
+	var uid, asked atomic.Uint32
+	answer := make(chan struct{})
+	tn := start(t, func(c *Config) {
+		c.Known = func(_ context.Context, uid uint32) (bool, error) {
+			asked.Add(1)
+			if uid >= 2000 {
+				<-answer
+			}
+			return true, nil
+		}
+	})
+	client := serveAs(t, tn, uid.Load, nil)
+	served := func(as uint32) {
+		t.Helper()
+		uid.Store(as)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+		defer cancel()
+		if _, err := client.Config(ctx); err != nil {
+			t.Errorf("uid %d: %v", as, err)
+		}
+	}
+	served(1000)
+	var held []net.Conn
+	for i := range uint32(lookupsMax) {
+		uid.Store(2000 + i)
+		held = append(held, testkit.Dial(t, client.Socket, testTimeout))
+		for deadline := time.Now().Add(testTimeout); asked.Load() < i+2; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%d uids were asked about", asked.Load())
+			}
+		}
+	}
+	served(3000)
+	served(1000)
+	tn.connections(0)
+	uid.Store(3000)
+	held = append(held, testkit.Dial(t, client.Socket, testTimeout))
+	tn.connections(1)
+	tn.clients.open.mu.Lock()
+	unknown := tn.clients.open.byUser[unknownUsers]
+	tn.clients.open.mu.Unlock()
+	if unknown != 1 || asked.Load() != lookupsMax+1 {
+		t.Errorf("%d connections count as unknown, and %d uids were asked about", unknown, asked.Load())
+	}
+	close(answer)
+	tn.connections(len(held))
+	served(3000)
+	if asked.Load() != lookupsMax+2 {
+		t.Errorf("%d uids were asked about", asked.Load())
+	}
+	for _, c := range held {
+		c.Close()
+	}
+
+	l := &clientListener{asking: make(chan struct{}, 2*lookupsFree)}
+	now := time.Unix(1000, 0)
+	count := func() (n int) {
+		for l.mayAsk(now) {
+			n++
+		}
+		return n
+	}
+	if n := count(); n != lookupsFree {
+		t.Errorf("%d questions at once", n)
+	}
+	now = now.Add(3 * lookupEvery)
+	if n := count(); n != 3 {
+		t.Errorf("%d questions later", n)
+	}
+}
+
 // counts is a Meter that counts requests by verb and code.
 type counts struct {
 	mu sync.Mutex

@@ -10,7 +10,8 @@ import (
 )
 
 // What a client has of noded counts for its user. A user with subordinate uids (subuid(5)) can
-// connect as 65,536 others, which no name service knows: those count as one.
+// connect as 65,536 others, which no name service knows: those count as one. So does, for one
+// connection, a uid that the name service would have to be asked about while it is asked about many.
 
 // unknownUsers stands for all uids that no name service knows. It is no uid.
 const unknownUsers = ^uint32(0)
@@ -21,10 +22,12 @@ const (
 	payersKeep = 10 * time.Minute
 	doubtKeep  = 10 * time.Second
 	payersMax  = 1 << 14
-	// lookupMax is how long an answer is waited for, and lookupsMax how many at a time: while so
-	// many are awaited no further connection is taken.
+	// lookupMax is how long an answer is waited for, and lookupsMax how many at a time.
 	lookupMax  = time.Second
 	lookupsMax = 8
+	// lookupsFree questions are asked at once, and then one in each lookupEvery: each is a process.
+	lookupsFree = 100
+	lookupEvery = 50 * time.Millisecond
 )
 
 // payers are the users for whom connections count.
@@ -78,6 +81,7 @@ type clientListener struct {
 	closed chan struct{}
 	close  func()
 	asking chan struct{} // has a word for each question to the name service
+	asked  time.Time     // run's: when the pace of questions has room for another; see mayAsk
 }
 
 func newClientListener(l net.Listener, s *Server) *clientListener {
@@ -131,12 +135,33 @@ func (l *clientListener) run() {
 			l.admit(c)
 			continue
 		}
-		l.asking <- struct{}{}
+		if !l.mayAsk(time.Now()) {
+			c.payer = unknownUsers
+			l.admit(c)
+			continue
+		}
 		go func() { // ends within lookupMax
 			c.payer = l.s.payers.ask(c.peer.UID, l.s.Known)
 			<-l.asking
 			l.admit(c)
 		}()
+	}
+}
+
+// mayAsk reports whether the name service may be asked another question, and counts it.
+func (l *clientListener) mayAsk(now time.Time) bool {
+	if free := now.Add(-lookupsFree * lookupEvery); l.asked.Before(free) {
+		l.asked = free
+	}
+	if l.asked.After(now.Add(-lookupEvery)) {
+		return false
+	}
+	select {
+	case l.asking <- struct{}{}:
+		l.asked = l.asked.Add(lookupEvery)
+		return true
+	default:
+		return false
 	}
 }
 
