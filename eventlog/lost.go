@@ -18,8 +18,8 @@ const tellMax = 5 * time.Second
 // log, nil where there is none: it has ends, and execs, that the record has not. Of a task that
 // ran, and was killed with stepd, the end is not known, and is not made up: its state is EXITED,
 // and it has neither an exit code nor a signal. So is the end of one that may have exec'd in the
-// moment before stepd died.
-func LoseTasks(rec *step.Record, log io.Reader, now time.Time) {
+// moment before stepd died, or stood still: heard is until when it is known to have worked.
+func LoseTasks(rec *step.Record, log io.Reader, heard time.Time) {
 	tasks := make(map[int]*step.Task, len(rec.Tasks))
 	for i := range rec.Tasks {
 		tasks[rec.Tasks[i].Rank] = &rec.Tasks[i]
@@ -49,7 +49,7 @@ func LoseTasks(rec *step.Record, log io.Reader, now time.Time) {
 		case t.State == step.TaskRunning:
 			t.State = step.TaskExited
 		case !waits(t):
-		case begun != nil && now.Sub(*begun) < tellMax:
+		case begun != nil && heard.Sub(*begun) < tellMax:
 			t.State = step.TaskExited
 		default:
 			t.State = step.TaskFailed

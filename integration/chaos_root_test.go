@@ -161,7 +161,7 @@ func (c *chaos) draw(seed uint64, number int) *chaosRound {
 var chaosFaults = []string{
 	"kill noded", "kill stepd", "kill spankhost", "kill pmixhost", "kill stepctl",
 	"segfault noded", "segfault stepd", "segfault spankhost", "segfault pmixhost", "segfault stepctl",
-	"stop noded", "stop stepd", "stop spankhost", "stop pmixhost", "stop stepctl",
+	"stop noded", "stop stepd", "stop spankhost", "stop pmixhost", "stop stepctl", "silence stepd",
 	"fill spool", "damage spool", "damage run", "hang mount",
 }
 
@@ -256,6 +256,8 @@ func (r *chaosRound) strike(t *testing.T) (undo func()) {
 			time.Sleep(time.Duration(r.random.IntN(300)) * time.Millisecond)
 			_ = syscall.Kill(pid, unix.SIGCONT) // it may have been killed
 		}
+	case "silence":
+		r.silence(t, victim)
 	case "fill":
 		return r.fill(t)
 	case "damage":
@@ -294,6 +296,31 @@ func (r *chaosRound) signal(t *testing.T, victim string, signal syscall.Signal) 
 		r.n.boot(t)
 	}
 	return pid
+}
+
+// silence stops a stepd for good, and has its step cancelled: after UnkillableStepTimeout it is killed
+// with its step, and the record says so.
+func (r *chaosRound) silence(t *testing.T, victim string) {
+	t.Helper()
+	pid := r.signal(t, victim, unix.SIGSTOP)
+	if pid == 0 {
+		return
+	}
+	eventually(t, callTimeout, "a stopped stepd", func() error { return standsStill(pid) })
+	steps := r.n.ps(t)
+	i := slices.IndexFunc(steps, func(d stepDoc) bool { return d.StepdPID == pid })
+	if i < 0 { // its step has ended
+		_ = syscall.Kill(pid, unix.SIGCONT) // it may have been killed
+		return
+	}
+	id := steps[i].id()
+	said := r.n.ctlRoot(t, "cancel", id)
+	doc := r.n.ended(t, id)
+	told := strings.Contains(said.err, fmt.Sprintf("stepd of step %s (pid %d) does not answer", id, pid))
+	r.faults[fmt.Sprintf("%s, told %v", r.fault, told)]++
+	if said.code != 0 || told && (doc.State != "CANCELLED" || !strings.HasSuffix(doc.Reason, fmt.Sprintf("stepd (pid %d) did not answer for 1s and was killed", pid))) {
+		t.Errorf("step %s of a stepd that was stopped is %s, %q: %v", id, doc.State, doc.Reason, said)
+	}
 }
 
 // fill takes all the room of the spool.

@@ -74,7 +74,11 @@ func (f *follower) dieWith(reason string, state step.State, code int) {
 		reason += "; " + err.Error()
 	}
 	now := time.Now()
-	if err := f.n.spool.LoseTasks(rec, now); err != nil {
+	heard := now
+	if f.unanswered.state != "" { // it may have stood still since its tasks began
+		heard = rec.Submitted
+	}
+	if err := f.n.spool.LoseTasks(rec, heard); err != nil {
 		f.log.Warnf("%v", err)
 	}
 	deadRecord(rec, reason, state, now)

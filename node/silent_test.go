@@ -28,6 +28,11 @@ func TestSilentStepd(t *testing.T) {
 		},
 	} {
 		id := tn.run(1000, request("silent"))
+		tn.reg.follower(id).update(func(rec *step.Record) { // its tasks began long ago, and no exec is known
+			rec.Started = new(time.Now().Add(-time.Hour))
+			rec.Submitted = rec.Started.Add(-time.Second)
+			rec.Tasks = []step.Task{{State: step.TaskStarting}}
+		})
 		if _, err := tn.svc.Signal(as(0), &api.SignalRequest{StepRef: ref(id), Signal: int(unix.SIGTERM)}); err == nil || !strings.Contains(err.Error(), "stepd does not answer within 30ms") {
 			t.Errorf("SIGTERM: %v", err)
 		}
@@ -45,6 +50,9 @@ func TestSilentStepd(t *testing.T) {
 		rec := tn.wait(id)
 		if rec.State != step.Cancelled || !strings.HasPrefix(rec.Reason, name+"; stepd (pid ") || !strings.HasSuffix(rec.Reason, ") did not answer for 30ms and was killed") {
 			t.Errorf("step %s: %s %q", id, rec.State, rec.Reason)
+		}
+		if task := rec.Tasks[0]; len(rec.Tasks) != 1 || task.State != step.TaskExited || task.Status != nil {
+			t.Errorf("step %s: its task, which may have exec'd, is %+v", id, task)
 		}
 		tn.nothingLeft(id)
 	}

@@ -375,7 +375,8 @@ func writeEvents(log *os.File, events ...eventlog.Event) error {
 }
 
 // LoseTasks gives the tasks of a step whose stepd has died their ends, with what its event log has.
-func (s *Spool) LoseTasks(rec *step.Record, now time.Time) error {
+// heard is until when stepd is known to have worked.
+func (s *Spool) LoseTasks(rec *step.Record, heard time.Time) error {
 	own := *rec // this call's, which may last longer than its caller waits
 	own.Tasks = slices.Clone(rec.Tasks)
 	err := s.Do(func() error {
@@ -388,11 +389,11 @@ func (s *Spool) LoseTasks(rec *step.Record, now time.Time) error {
 		if err != nil {
 			return fmt.Errorf("cannot read event log: %w", err)
 		}
-		eventlog.LoseTasks(&own, io.NewSectionReader(log, 0, st.Size()), now)
+		eventlog.LoseTasks(&own, io.NewSectionReader(log, 0, st.Size()), heard)
 		return nil
 	})
 	if err != nil {
-		eventlog.LoseTasks(rec, nil, now)
+		eventlog.LoseTasks(rec, nil, heard)
 		return err
 	}
 	rec.Tasks = own.Tasks
