@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"stepd/internal/linux"
 	"stepd/step"
 	"stepd/step/launch"
 )
@@ -381,20 +382,27 @@ func TestSampler(t *testing.T) {
 		name      string
 		frequency int
 		gather    string
-		takes     time.Duration
+		waits     time.Duration // for a processor, or a lock
+		works     time.Duration
 		want      int
 	}{
-		{"every 10 s", 10, gatherLinux, 0, 7}, // after 1, 11, … 61 s
-		{"every second", 1, gatherLinux, 0, 64},
-		{"0 is never", 0, gatherLinux, 0, 0},
-		{"none", 10, gatherNone, 0, 0},
-		{"dear", 1, gatherLinux, 100 * time.Millisecond, 7}, // 10.1 s apart
+		{"every 10 s", 10, gatherLinux, 0, 0, 7}, // after 1, 11, … 61 s
+		{"every second", 1, gatherLinux, 0, 0, 64},
+		{"0 is never", 0, gatherLinux, 0, 0, 0},
+		{"none", 10, gatherNone, 0, 0, 0},
+		{"waits", 1, gatherLinux, 100 * time.Millisecond, 0, 58}, // 1.1 s apart
+		{"dear", 1, gatherLinux, 0, 100 * time.Millisecond, 7},   // 10 s apart
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := New(Config{
 					Ranks: []int{0}, Acct: step.Accounting{Gather: tt.gather, FrequencyS: tt.frequency},
-					PIDs: func() ([]int, error) { time.Sleep(tt.takes); return nil, nil },
+					PIDs: func() ([]int, error) {
+						time.Sleep(tt.waits)
+						for begin := linux.ThreadTime(); linux.ThreadTime()-begin < tt.works; {
+						}
+						return nil, nil
+					},
 				})
 				g.Begin(1, false, []int{100})
 				time.Sleep(64*time.Second + 500*time.Millisecond)

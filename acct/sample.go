@@ -5,17 +5,21 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
 	"time"
+
+	"stepd/internal/linux"
 )
 
 const (
 	// firstSample is when the first one is taken, where the frequency is lower: a
 	// step of some seconds is to have one.
 	firstSample = time.Second
-	// costShare bounds what sampling costs: after one that took t the next one
+	// costShare bounds what sampling costs: after one that took t of a processor the next one
 	// comes no sooner than costShare times t later. So a step of a thousand tasks
-	// that asks for one every second gets fewer.
+	// that asks for one every second gets fewer. How long it waited for a processor, on a node
+	// whose tasks have them all, does not count.
 	costShare = 100
 	// askPause is the least time between samples on request.
 	askPause = 100 * time.Millisecond
@@ -29,10 +33,10 @@ type pass struct {
 	// /proc may hang: of a process whose memory map another one has locked, which
 	// waits for a file system that does not answer.
 	turn  chan struct{}
-	end   time.Time // guarded by turn: of the last
-	took  time.Duration
-	procs []seen      // guarded by turn
-	at    map[int]int // guarded by turn: pid to index of procs
+	end   time.Time     // guarded by turn: of the last
+	took  time.Duration // of a processor
+	procs []seen        // guarded by turn
+	at    map[int]int   // guarded by turn: pid to index of procs
 }
 
 // patience bounds the wait for a sample under way, for callers that can do without.
@@ -111,7 +115,7 @@ func (g *Gatherer) sampleIfOlder(age time.Duration) {
 	}
 }
 
-// sample reads every process of the tasks once and returns how long it took.
+// sample reads every process of the tasks once and returns what that took of a processor.
 func (g *Gatherer) sample(ctx context.Context) (took time.Duration) {
 	p := &g.pass
 	if !p.acquire(patience) {
@@ -130,7 +134,9 @@ func (g *Gatherer) sample(ctx context.Context) (took time.Duration) {
 	}
 	g.mu.Unlock()
 
-	start := time.Now()
+	runtime.LockOSThread() // whose time is read
+	defer runtime.UnlockOSThread()
+	start := linux.ThreadTime()
 	err := g.readAll(ctx, p, host)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -139,7 +145,7 @@ func (g *Gatherer) sample(ctx context.Context) (took time.Duration) {
 	}
 	g.complain(err)
 	p.end = time.Now()
-	p.took = p.end.Sub(start)
+	p.took = linux.ThreadTime() - start
 	g.cost += p.took
 	return p.took
 }

@@ -140,6 +140,13 @@ func Uptime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
+// ThreadTime is what the calling thread has had of a processor (CLOCK_THREAD_CPUTIME_ID).
+func ThreadTime() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts) // there is such a clock
+	return time.Duration(ts.Nano())
+}
+
 // PidfdOpen returns a descriptor (close-on-exec) that names the process pid,
 // a thread group leader, until it is closed, whatever becomes of the number.
 // ESRCH: there is no such process. Linux 5.3.
