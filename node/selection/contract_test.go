@@ -366,8 +366,10 @@ func (h *history) willRun() {
 	if last := w.Holders[len(w.Holders)-1]; !reflect.DeepEqual(w.At, ends(last)) {
 		h.t.Fatalf("operation %d: at %v, and job %d ends at %v", h.op, w.At, last.ID, ends(last))
 	}
-	if without(w.Holders[:len(w.Holders)-1]) == nil {
-		h.t.Fatalf("operation %d: it fits while job %d runs", h.op, w.Holders[len(w.Holders)-1].ID)
+	for _, i := range []int{len(w.Holders) - 1, h.rand.IntN(len(w.Holders))} {
+		if without(slices.Delete(slices.Clone(w.Holders), i, i+1)) == nil {
+			h.t.Fatalf("operation %d: it fits while job %d runs", h.op, w.Holders[i].ID)
+		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -95,19 +96,28 @@ func (n *node) willRun(req *step.Request, ends func(*Job) *time.Time, cpus choos
 // haveToEnd returns the holders that have to release what they hold before fits is true; holders are
 // in the order of their ends. nil is that fits is false also when all have ended.
 func haveToEnd[H any](holders []H, release, hold func(H), fits func() bool) (must []H) {
-	for i, last := range holders {
-		if release(last); !fits() {
-			continue
+	ended := 0 // of the first holders
+	fitsAfter := func(n int) bool {
+		for ; ended < n; ended++ {
+			release(holders[ended])
 		}
-		for _, h := range holders[:i] {
-			if hold(h); !fits() {
-				release(h)
-				must = append(must, h)
-			}
+		for ; ended > n; ended-- {
+			hold(holders[ended-1])
 		}
-		return append(must, last)
+		return fits()
 	}
-	return nil
+	last := sort.Search(len(holders), func(i int) bool { return fitsAfter(i + 1) })
+	if last == len(holders) {
+		return nil
+	}
+	fitsAfter(last + 1)
+	for _, h := range holders[:last] {
+		if hold(h); !fits() {
+			release(h)
+			must = append(must, h)
+		}
+	}
+	return append(must, holders[last])
 }
 
 // CompareEnds orders times at which something is given back; nil, which is not known, is last.
