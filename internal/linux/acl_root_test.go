@@ -52,8 +52,8 @@ func TestRootGrantUser(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.Close()
 		syscall.ForkLock.RLock() // no fork of another test has it open for writing
+		f.Close()
 		syscall.ForkLock.RUnlock()
 		got := fmt.Sprintf("owner %d, granted %d", st.Sys().(*syscall.Stat_t).Uid, user)
 		for _, uid := range []uint32{userUID, otherUID} {
