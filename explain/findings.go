@@ -432,7 +432,7 @@ func (e *explainer) cancelled() {
 func (e *explainer) said(words string) bool {
 	for i := range e.rec.Tasks {
 		t := &e.rec.Tasks[i]
-		if t.Status != nil && words == fmt.Sprintf("task %d: %s", t.Rank, t.Status.Describe()) {
+		if words == t.EndWords() || t.Status != nil && words == fmt.Sprintf("task %d: %s", t.Rank, t.Status.Describe()) { // of an older stepd
 			return true
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -174,6 +175,20 @@ func (t *Task) End(s ExitStatus) {
 	t.Status = &s
 	t.State = TaskExited
 	t.ExitCode, t.Signal = s.CodeAndSignal()
+}
+
+// EndWords says how the task has ended, or why it never ran, in words for a step's reason; "" before
+// the end.
+func (t *Task) EndWords() string {
+	switch {
+	case t.State == TaskFailed && t.Errno != 0 && t.Object != "":
+		return fmt.Sprintf("task %d never ran: %s: %q", t.Rank, syscall.Errno(t.Errno), t.Object)
+	case t.Status != nil:
+		return fmt.Sprintf("task %d: %s", t.Rank, t.Status.Describe())
+	case t.State == TaskFailed:
+		return fmt.Sprintf("task %d never ran its command", t.Rank)
+	}
+	return ""
 }
 
 // CodeAndSignal splits the status for JSON: exactly one of the two is set.

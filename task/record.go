@@ -276,12 +276,9 @@ func (t *teardown) verdict(rec *step.Record, floor int) verdict {
 		tasks.state = step.OutOfMemory
 		return tasks
 	case tasks.code != 0:
-		switch st := rec.Tasks[worst].Status; {
-		case st != nil:
-			firstReason(rec, fmt.Sprintf("task %d: %s", t.plan.Ranks[worst], st.Describe()))
-		case rec.Tasks[worst].State == step.TaskFailed:
-			firstReason(rec, fmt.Sprintf("task %d never ran its command", t.plan.Ranks[worst]))
-		} // else the lost status is the reason already
+		if words := rec.Tasks[worst].EndWords(); words != "" { // else the lost status is the reason already
+			firstReason(rec, words)
+		}
 		tasks.state = step.Failed
 		return tasks
 	case floor > 0:
