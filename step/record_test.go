@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -185,4 +186,20 @@ func TestMergeRules(t *testing.T) {
 			t.Error("a step that has ended is suspended")
 		}
 	})
+}
+
+// TestEndWords: a reason says why a task never ran where that is known, and else how it has ended.
+func TestEndWords(t *testing.T) {
+	exited := ExitedWith(2)
+	for want, task := range map[string]Task{
+		`task 3 never ran: no such file or directory: "/no/a\x1bb"`: {Rank: 3, State: TaskFailed, Stage: "exec", Errno: int(syscall.ENOENT), Object: "/no/a\x1bb", Status: &exited},
+		"task 3: Exited with exit code 2":                           {Rank: 3, State: TaskFailed, Stage: "task_prolog", Status: &exited},
+		"task 3 never ran its command":                              {Rank: 3, State: TaskFailed, Stage: "gate"},
+		"task 0: Exited with exit code 2":                           {State: TaskExited, Status: &exited},
+		"":                                                          {State: TaskRunning},
+	} {
+		if got := task.EndWords(); got != want {
+			t.Errorf("%+v: got %q, want %q", task, got, want)
+		}
+	}
 }
