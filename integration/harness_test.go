@@ -177,14 +177,17 @@ func (n *node) write(t testing.TB, name, text string) string {
 	return path
 }
 
-// userFile makes a file of the test user in the working directory.
+// userFile makes a file of the test user in the working directory. It appears whole: a step may wait
+// for it, and remove it.
 func (n *node) userFile(t testing.TB, name, text string, mode os.FileMode) string {
 	t.Helper()
 	path := filepath.Join(n.wd, name)
-	must(t, os.WriteFile(path, []byte(text), 0o644))
-	must(t, os.Chmod(path, mode))
+	made := path + ".new"
+	must(t, os.WriteFile(made, []byte(text), 0o644))
+	must(t, os.Chmod(made, mode))
 	user := testUser(t)
-	must(t, os.Chown(path, int(user.uid), int(user.gid)))
+	must(t, os.Chown(made, int(user.uid), int(user.gid)))
+	must(t, os.Rename(made, path))
 	return path
 }
 
