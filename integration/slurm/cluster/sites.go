@@ -160,10 +160,11 @@ cd b
 var GuestSite = Site{
 	OwnCgroups: true,
 	Conf: "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup,task/affinity\nSelectTypeParameters=CR_Core_Memory\nDefMemPerNode=200\n" +
+		"JobAcctGatherType=jobacct_gather/cgroup\nJobAcctGatherFrequency=1\n" +
 		"GresTypes=gpu\nNodeName=" + Node + " NodeAddr=10.77.0.1 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=1500 Gres=gpu:2 State=UNKNOWN\n",
 	Cgroup: "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\nConstrainCores=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n" +
 		"ConstrainDevices=yes\n",
-	Files:   map[string]string{"gres.conf": "AutoDetect=off\nName=gpu File=DIR/gpu[0-1]\n"},
+	Files:   map[string]string{"gres.conf": "AutoDetect=off\nName=gpu File=DIR/gpu[0-1]\n", "load": load},
 	Devices: []string{"gpu0", "gpu1"},
 }
 
