@@ -40,6 +40,7 @@ func (n *node) sleeps(t testing.TB, options ...string) given {
 	if err != nil {
 		t.Fatalf("batch %v: %v", options, r)
 	}
+	n.running(t) // a job that noded has accepted and not started yet ends with noded
 	for _, j := range n.given(t) {
 		if j.ID == id {
 			return j
