@@ -239,14 +239,19 @@ func TestNewUsers(t *testing.T) {
 	served(3000)
 	served(1000)
 	tn.connections(0)
-	uid.Store(3000)
-	held = append(held, testkit.Dial(t, client.Socket, testTimeout))
-	tn.connections(1)
+	tn.payers.mu.Lock()
+	tn.payers.list[1000] = payer{uid: 1000} // an old answer, which is better than none
+	tn.payers.mu.Unlock()
+	for i, as := range []uint32{1000, 3000} {
+		uid.Store(as)
+		held = append(held, testkit.Dial(t, client.Socket, testTimeout))
+		tn.connections(i + 1)
+	}
 	tn.clients.open.mu.Lock()
-	unknown := tn.clients.open.byUser[unknownUsers]
+	own, unknown := tn.clients.open.byUser[1000], tn.clients.open.byUser[unknownUsers]
 	tn.clients.open.mu.Unlock()
-	if unknown != 1 || asked.Load() != lookupsMax+1 {
-		t.Errorf("%d connections count as unknown, and %d uids were asked about", unknown, asked.Load())
+	if own != 1 || unknown != 1 || asked.Load() != lookupsMax+1 {
+		t.Errorf("%d connections count for the user, %d as unknown, and %d uids were asked about", own, unknown, asked.Load())
 	}
 	close(answer)
 	tn.connections(len(held))

@@ -11,7 +11,7 @@ import (
 
 // What a client has of noded counts for its user. A user with subordinate uids (subuid(5)) can
 // connect as 65,536 others, which no name service knows: those count as one. So does, for one
-// connection, a uid that the name service would have to be asked about while it is asked about many.
+// connection, a uid that it was never asked about, while it is asked about many.
 
 // unknownUsers stands for all uids that no name service knows. It is no uid.
 const unknownUsers = ^uint32(0)
@@ -41,15 +41,18 @@ type payer struct {
 	until time.Time
 }
 
-// find returns for whom uid counts, where that was asked of late.
-func (p *payers) find(uid uint32) (payer uint32, ok bool) {
+// find returns for whom uid counts, as far as that was ever asked, and whether it was of late.
+func (p *payers) find(uid uint32) (payer uint32, fresh bool) {
 	if uid == 0 {
 		return 0, true
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	of, ok := p.list[uid]
-	return of.uid, ok && time.Now().Before(of.until)
+	if !ok {
+		return unknownUsers, false
+	}
+	return of.uid, time.Now().Before(of.until)
 }
 
 // ask asks the name service for whom uid counts. Where it does not answer, as itself.
@@ -130,13 +133,8 @@ func (l *clientListener) run() {
 			c.Close()
 			continue
 		}
-		var known bool
-		if c.payer, known = l.s.payers.find(c.peer.UID); known || l.s.Known == nil {
-			l.admit(c)
-			continue
-		}
-		if !l.mayAsk(time.Now()) {
-			c.payer = unknownUsers
+		var fresh bool
+		if c.payer, fresh = l.s.payers.find(c.peer.UID); fresh || l.s.Known == nil || !l.mayAsk(time.Now()) {
 			l.admit(c)
 			continue
 		}
