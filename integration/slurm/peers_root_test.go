@@ -39,7 +39,7 @@ const pluginDir = "/usr/lib/x86_64-linux-gnu/slurm-wlm"
 // reports whether it did: srun itself refuses --mpi=pmix else.
 func addPMIx(t *testing.T, site *cluster.Site) bool {
 	t.Helper()
-	root, err := cluster.Image(t.Context(), site.Cache, site.Release)
+	root, err := cluster.Image(t.Context(), cache(), site.Release)
 	must(t, err)
 	if has, err := filepath.Glob(root + pluginDir + "/mpi_pmix*.so"); err != nil || len(has) > 0 {
 		return false
