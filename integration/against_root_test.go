@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -45,6 +46,7 @@ func attacks(t *testing.T, page string) []attack {
 		{"sends what is no request", asks(16, "run", []byte("garbage"))},
 		{"opens connections", connects((*node).asBob)},
 		{"connects as many uids", subordinates},
+		{"connects elsewhere as they", elsewhere}, // noded has no part in that: the rest is the kernel's
 		{"adopts processes", asks(16, "adopt", fmt.Appendf(nil, `{"schema":1,"pid":%d,"job_id":1}`, os.Getpid()))},
 		{"is silent at the metrics", connects(func(_ *node, ctx context.Context) (net.Conn, error) { return halfAsked(ctx, page) })},
 		{"fills PMIx folders", commands(2, "run", "--overcommit", "--mpi=pmix", "sh", "-c", greedy)},
@@ -206,7 +208,27 @@ func halfAsked(ctx context.Context, address string) (net.Conn, error) {
 
 // subordinates connects as one subordinate uid after the other (subuid(5)), and holds some of the
 // connections.
-func subordinates(ctx context.Context, t *testing.T, n *node) {
+func subordinates(ctx context.Context, t *testing.T, n *node) { connectsTo(ctx, t, n.socket()) }
+
+// elsewhere does the same to a socket that is not noded's.
+func elsewhere(ctx context.Context, t *testing.T, n *node) {
+	l, err := net.Listen("unix", filepath.Join(n.wd, "elsewhere"))
+	must(t, err)
+	must(t, os.Chmod(filepath.Join(n.wd, "elsewhere"), 0o777))
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	connectsTo(ctx, t, l.Addr().String())
+	l.Close()
+}
+
+func connectsTo(ctx context.Context, t *testing.T, socket string) {
 	const held = 32
 	var next atomic.Uint32
 	var wg sync.WaitGroup
@@ -214,7 +236,7 @@ func subordinates(ctx context.Context, t *testing.T, n *node) {
 		wg.Go(func() {
 			var open []net.Conn
 			for ctx.Err() == nil {
-				c, err := connectAs(n.socket(), 700000+next.Add(1)%(1<<16))
+				c, err := connectAs(socket, 700000+next.Add(1)%(1<<16))
 				if err != nil {
 					t.Error(err)
 					break
