@@ -199,7 +199,7 @@ func (w *Watch) PostStep() error {
 // openAfter is how long a step without limits runs before its place in the log is kept. Where
 // the log is full, opening it takes the kernel 0.1 ms, and reading all of it 10: a step that is
 // killed earlier has the latter, one that ends by itself neither.
-const openAfter = 300 * time.Millisecond
+const openAfter = 30 * time.Millisecond
 
 // openLog opens the log at its end, or at its oldest record, and returns it. It is nil where it
 // cannot be opened: then no source says that memory was the cause.
