@@ -297,11 +297,11 @@ func (m *counts) Request(verb, code string, _ time.Duration) {
 func TestRefusalsAreCounted(t *testing.T) {
 	meter := &counts{by: make(map[string]int)}
 	tn := start(t, func(c *Config) { c.Connections, c.Meter = 1, meter })
-	var nobody atomic.Bool
+	var anonymous atomic.Bool
 	client := serveAs(t, tn, testkit.Always(1000), func(s *Server) {
 		peerOf := s.PeerOf
 		s.PeerOf = func(c *net.UnixConn) (api.Peer, error) {
-			if nobody.Load() {
+			if anonymous.Load() {
 				return api.Peer{}, errors.New("no credentials")
 			}
 			return peerOf(c)
@@ -359,7 +359,7 @@ func TestRefusalsAreCounted(t *testing.T) {
 		c.Close()
 	}
 	tn.connections(0)
-	nobody.Store(true)
+	anonymous.Store(true)
 	testkit.Dial(t, client.Socket, testTimeout).Close()
 	is("a client without credentials", "connect unauthenticated", 1)
 	if len(meter.by) != 6 {
