@@ -54,11 +54,15 @@ const screenNode = `{"name":"n1","state":"DRAINING","jobs":[
 	"waiting":[{"uid":1001,"user":"bob","name":"big","ntasks":128,"since":"2026-11-29T11:59:00Z","for":"room: it needs 128 CPUs on this node: of its 128 CPUs 54 are free; --overcommit shares them with other steps; free at 14:03 at the latest"},
 	{"uid":1001,"user":"bob","name":"big","ntasks":2,"job_id":24,"since":"2026-11-29T11:59:59Z","for":"2 CPUs of job 24"}]}`
 
+// TestMain sets the zone of the goldens' times, before any goroutine reads it: an HTTP server
+// that has been closed still does.
+func TestMain(m *testing.M) {
+	time.Local = time.UTC
+	m.Run()
+}
+
 // TestScreens: ps and show as people see them, on terminals of three widths and without one.
 func TestScreens(t *testing.T) {
-	local := time.Local
-	t.Cleanup(func() { time.Local = local })
-	time.Local = time.UTC
 	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	node := decoded(t, screenNode)
 	recs := screenRecords(now)
