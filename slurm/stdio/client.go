@@ -31,8 +31,9 @@ type peer struct {
 	sock               int // -1 when it has ended
 	readable, writable bool
 	hungUp             bool      // it sends nothing more
-	flow               int       // bytes that it has sent in pieces of pieceMin without a pause
-	ackLate            bool      // they are acknowledged late
+	flow               int       // bytes that it has sent without a pause
+	flows              bool      // they are much
+	came               time.Time // the last of them
 	window             []byte    // what has come from it and is no whole frame yet
 	out                []byte    // what goes to it
 	sent               int       // of out
@@ -173,7 +174,7 @@ func (l *loop) wait() int {
 		if c.readable && l.hungry(c) {
 			return 0
 		}
-		if c.ackLate && c.open() {
+		if c.flows && c.open() {
 			soonest = 1
 		}
 		until, why := l.limit(c)

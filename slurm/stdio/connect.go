@@ -48,23 +48,40 @@ func connect(to netip.AddrPort, timeout time.Duration) (sock int, err error) {
 	return sock, nil
 }
 
-// flowMin bytes of a client's, read in pieces of at least pieceMin, are much.
-const flowMin, pieceMin = 256 << 10, 4 << 10
+const (
+	// flowMin bytes of a client's without a pause of pauseMin are much.
+	flowMin  = 256 << 10
+	pauseMin = time.Millisecond
+	// flowRead is how much is read at once, at least, while much comes.
+	flowRead = 64 << 10
+)
 
-// pace has the kernel acknowledge at once what the client has sent, n bytes now, but as late as it
-// may in the midst of much (TCP_QUICKACK, tcp(7)). srun sends pieces of 1 KB, and those that follow
-// what is not acknowledged go out together: of much input a twelfth of the time (measured). The
-// last pieces are acknowledged within a millisecond, by a call with 0 bytes.
+// pace takes note of n bytes that have come, or, with 0, that no more may have. In the midst of much
+// the loop is woken for flowRead bytes (SO_RCVLOWAT, socket(7)), and not for each piece of 1 KB that
+// srun sends; and the kernel acknowledges as late as it may (TCP_QUICKACK, tcp(7)), since pieces that
+// follow what is not acknowledged go out together, unless srun forbids it, as from 23.11 on. The last
+// pieces are taken and acknowledged after pauseMin.
 func (c *peer) pace(n int) {
-	if c.flow += n; n < pieceMin {
+	if n == 0 && !c.flows {
+		return
+	}
+	now := time.Now()
+	if now.Sub(c.came) >= pauseMin {
 		c.flow = 0
 	}
-	if late := c.flow >= flowMin; late != c.ackLate && c.open() {
-		c.ackLate = late
-		atOnce := 1
-		if late {
-			atOnce = 0
+	if n > 0 {
+		c.came = now
+	}
+	c.flow += n
+	if flows := c.flow >= flowMin; flows != c.flows && c.open() {
+		c.flows = flows
+		atOnce, low := 1, 1
+		if flows {
+			atOnce, low = 0, flowRead
+		} else {
+			c.readable = true // less than flowRead may be there, of which no event tells
 		}
-		_ = unix.SetsockoptInt(c.sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK, atOnce) // without it the bytes only take longer
+		_ = unix.SetsockoptInt(c.sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK, atOnce) // without either the bytes only take longer
+		_ = unix.SetsockoptInt(c.sock, unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
 	}
 }

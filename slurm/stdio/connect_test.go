@@ -28,7 +28,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// TestPace holds that much input is acknowledged late, and the end of it soon.
+// TestPace holds that much input is read by much and acknowledged late, and the end of it soon.
 func TestPace(t *testing.T) {
 	server, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -42,13 +42,29 @@ func TestPace(t *testing.T) {
 	defer unix.Close(sock)
 	c := &peer{sock: sock}
 	l := &loop{clients: []*peer{c}}
-	for _, tt := range []struct{ bytes, atOnce, wait int }{
-		{flowMin - 1, 1, -1}, {1000, 1, -1}, {flowMin, 0, 1}, {pieceMin, 0, 1}, {0, 1, -1}, {pieceMin, 1, -1},
+	for i, tt := range []struct {
+		pause time.Duration
+		bytes int
+		much  bool
+	}{
+		{time.Hour, flowMin - 1, false}, {0, 1, true}, {0, 0, true}, {0, 1, true}, {pauseMin, 0, false},
+		{time.Hour, flowMin - 1, false}, {pauseMin, 1, false}, {0, flowMin, true}, {pauseMin, 1, false},
 	} {
+		c.came = time.Now().Add(-tt.pause)
+		if tt.pause == 0 {
+			c.came = time.Now().Add(time.Hour) // however slow this machine is
+		}
+		c.readable = false
+		had := c.flows
 		c.pace(tt.bytes)
-		atOnce, err := unix.GetsockoptInt(sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK)
-		if err != nil || atOnce != tt.atOnce || l.wait() != tt.wait {
-			t.Errorf("after %d bytes: at once %d (%v), waits %d ms", tt.bytes, atOnce, err, l.wait())
+		atOnce, low, wait := 1, 1, -1
+		if tt.much {
+			atOnce, low, wait = 0, flowRead, 1
+		}
+		isOnce, err := unix.GetsockoptInt(sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK)
+		isLow, err2 := unix.GetsockoptInt(sock, unix.SOL_SOCKET, unix.SO_RCVLOWAT)
+		if err != nil || err2 != nil || isOnce != atOnce || isLow != low || l.wait() != wait || c.readable != (had && !tt.much) {
+			t.Errorf("%d: after %d bytes: at once %d (%v), %d bytes are enough (%v), waits %d ms, to be read %v", i, tt.bytes, isOnce, err, isLow, err2, l.wait(), c.readable)
 		}
 	}
 }

@@ -34,6 +34,34 @@ func TestInput(t *testing.T) {
 	<-r.loop.done
 }
 
+// TestInputFlow: the last piece of much input reaches the task beside another one that writes
+// without end, so that the loop always has something to do.
+func TestInputFlow(t *testing.T) {
+	r := begin(t, config(2))
+	go func() {
+		for _, err := r.fd(5, 1).Write(make([]byte, 4<<10)); err == nil; {
+			_, err = r.fd(5, 1).Write(make([]byte, 4<<10))
+		}
+	}()
+	go func() { _, _ = io.Copy(io.Discard, r.srun.r) }()
+	piece := append(header{kind: stdinOne, rank: 4, size: dataMax}.append(nil), make([]byte, dataMax)...)
+	got := make([]byte, 2*flowMin+100)
+	for range 20 {
+		go func() {
+			_, _ = r.srun.Write(bytes.Repeat(piece, 2*flowMin/dataMax))
+			time.Sleep(pauseMin / 4) // the loop has taken them, and waits for flowRead more
+			_, _ = r.srun.Write(append(header{kind: stdinOne, rank: 4, size: 100}.append(nil), make([]byte, 100)...))
+		}()
+		late := time.AfterFunc(limit, func() { r.srun.Close() }) // and the task's input ends
+		if n, err := io.ReadFull(r.fd(4, 0), got); err != nil || !late.Stop() {
+			t.Fatalf("the task has %d of %d bytes within %v: %v", n, len(got), limit, err)
+		}
+	}
+	r.tasksEnd()
+	r.srun.Close()
+	r.finish()
+}
+
 // TestInputCut cuts what srun sends at each byte.
 func TestInputCut(t *testing.T) {
 	var stream []byte

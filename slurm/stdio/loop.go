@@ -222,10 +222,8 @@ func (l *loop) run() {
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return // internal error: the descriptor is no epoll any more
 		}
-		if n == 0 {
-			for _, c := range l.clients {
-				c.pace(0)
-			}
+		for _, c := range l.clients {
+			c.pace(0)
 		}
 		later := l.look()
 		l.speak()
