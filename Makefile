@@ -96,8 +96,8 @@ SLURM       := STRICT=1 SLURM_CACHE=$(SLURM_CACHE) STEPD_BIN=$(CURDIR)/$(BIN) $(
 slurm-test: all ## what srun and sbatch do under the real slurmd, with ours and Slurm's step daemon (RUN=TestX, CHECKS=01,02)
 	CHECKS='$(CHECKS)' $(SLURM) -run '$(or $(RUN),^TestRoot)' ./integration/slurm/... | $(GATE) $(if $(CHECKS),-v)
 
-slurm-matrix: all ## every such check on every release, a table of the results, and ssh, X11, PAM, containers, MPI on the later ones (or RUN=)
-	@mkdir -p $(BUILD); SLURM_MATRIX=1 CHECKS='$(CHECKS)' $(SLURM) -run '$(or $(RUN),^TestRootSlurm[0-9]$(if $(CHECKS),,|^TestRoot(SSH|X11|Runtime|SlurmMPI|SlurmSpawn|PAM|Containers|TmpfsKilled)$$))' ./integration/slurm > $(BUILD)/slurm-matrix.json; \
+slurm-matrix: all ## every such check on every release, a table of the results, and ssh, X11, PAM, containers, devices, MPI on the later ones (or RUN=)
+	@mkdir -p $(BUILD); SLURM_MATRIX=1 CHECKS='$(CHECKS)' $(SLURM) -run '$(or $(RUN),^TestRootSlurm[0-9]$(if $(CHECKS),,|^TestRoot(SSH|X11|Runtime|SlurmMPI|SlurmSpawn|PAM|Containers|GresDevices|TmpfsKilled)$$))' ./integration/slurm > $(BUILD)/slurm-matrix.json; \
 	$(GATE) < $(BUILD)/slurm-matrix.json; status=$$?; integration/slurm/matrix.sh $(BUILD)/slurm-matrix.json; exit $$status
 
 slurm-run: export CMD := $(value CMD)

@@ -4,8 +4,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"stepd/integration/slurm/cluster"
 )
 
 // devicesScript prints for each task the variables that name its GPUs, and which devices open.
@@ -48,19 +46,15 @@ none 0:  of 2,3/:
 // a step daemon of 22.05 reads the files anew.
 func TestRootGresDevices(t *testing.T) {
 	t.Parallel()
-	c := startSite(t, cluster.Sites["gres"])
-	conf, err := os.ReadFile(c.Path("slurm.conf"))
-	if err == nil {
-		err = os.WriteFile(c.Path("slurm.conf"), []byte(strings.Replace(string(conf), "TaskPlugin=task/none", "TaskPlugin=task/cgroup", 1)), 0o644)
-	}
-	if err == nil {
-		err = os.WriteFile(c.Path("cgroup.conf"), []byte("ConstrainDevices=yes\n"), 0o644)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.Command(t.Context(), "alice", "timeout", "60", "sh", "-c", devicesScript).CombinedOutput()
-	if err != nil || string(out) != devicesWant {
-		t.Errorf("%v\n%s\nwant:\n%s", err, out, devicesWant)
-	}
+	onReleases(t, func(t *testing.T, release string) {
+		c := startSite(t, ofRelease("gres", release))
+		conf, err := os.ReadFile(c.Path("slurm.conf"))
+		must(t, err)
+		must(t, os.WriteFile(c.Path("slurm.conf"), []byte(strings.Replace(string(conf), "TaskPlugin=task/none", "TaskPlugin=task/cgroup", 1)), 0o644))
+		must(t, os.WriteFile(c.Path("cgroup.conf"), []byte("ConstrainDevices=yes\n"), 0o644))
+		out, err := c.Command(t.Context(), "alice", "timeout", "60", "sh", "-c", devicesScript).CombinedOutput()
+		if err != nil || string(out) != devicesWant {
+			t.Errorf("%v\n%s\nwant:\n%s", err, out, devicesWant)
+		}
+	})
 }
