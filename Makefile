@@ -163,6 +163,7 @@ test: deps-test all ## everything that this machine can run; installs what it ne
 	$(MAKE) test-c
 	$(MAKE) fuzz
 	$(MAKE) test-root
+	JOBS=2 $(MAKE) mpi-pmi2
 	$(MAKE) integration
 	$(MAKE) slurm-test
 	$(MAKE) vm-test

@@ -6,7 +6,8 @@
 // Each row has both medians, the ratio ours/slurmstepd (below 1 is faster) and where the
 // median of the pairs' ratios is to be sought in 19 of 20 cases. A row of a stream has a second line:
 // the processor time of srun itself, which copies in small pieces in one thread, beside
-// the whole time with slurmstepd. No step daemon can take less.
+// the whole time with slurmstepd. No step daemon can take less. A fence's row has what rank 0 of
+// the program has measured.
 package main
 
 import (
@@ -31,6 +32,9 @@ type row struct {
 	args  []string
 	batch bool // a job of its own: from its allocation to its end, by slurmctld's log
 	nodes bool // in clusters of three nodes
+	// mpi is a program of ../testdata/mpi whose last line is the time, in microseconds, and its
+	// arguments.
+	mpi string
 }
 
 var rows = []row{
@@ -42,6 +46,7 @@ var rows = []row{
 	{what: "50 MB of stdin", runs: 7, bulk: true, stdin: 50e6, args: []string{"-n1", "/bin/sh", "-c", "exec cat >/dev/null"}},
 	{what: "sbatch's turnaround", runs: 25, batch: true},
 	{what: "srun -N3 -n6, three slurmds", runs: 30, args: []string{"-N3", "-n6", "/bin/true"}, nodes: true},
+	{what: "PMI-2 fence, -N3 -n64", runs: 9, args: []string{"-N3", "-n64", "-m", "cyclic", "--mpi=pmi2"}, mpi: "fences 50", nodes: true},
 }
 
 func main() {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -23,8 +24,9 @@ const inside = "--inside"
 // A request is a command to be timed; the reply is two numbers of milliseconds, the time and the
 // command's processor time, or words.
 type request struct {
-	Args  []string
-	Stdin string // a file
+	Args   []string
+	Stdin  string // a file
+	Prints bool   // its last line is the time, in microseconds
 }
 
 // serve runs requests, one a line.
@@ -44,14 +46,25 @@ func serve(in io.Reader, out io.Writer) int {
 			cmd.Stdin = f
 			defer f.Close()
 		}
-		var said strings.Builder
+		var said, printed strings.Builder
 		cmd.Stderr = &said
+		if r.Prints {
+			cmd.Stdout = &printed
+		}
 		began := time.Now()
 		err := cmd.Run()
 		took := time.Since(began)
 		if err != nil {
 			fmt.Fprintf(out, "%s: %v: %s\n", r.Args[0], err, strings.ReplaceAll(said.String(), "\n", " "))
 			continue
+		}
+		if words := strings.Fields(printed.String()); r.Prints && len(words) > 0 {
+			us, err := strconv.Atoi(words[len(words)-1])
+			if err != nil {
+				fmt.Fprintf(out, "%s prints %q\n", r.Args[0], words)
+				continue
+			}
+			took = time.Duration(us) * time.Microsecond
 		}
 		used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 		fmt.Fprintf(out, "%g %g\n", float64(took.Microseconds())/1000, float64(used.Microseconds())/1000)
@@ -95,6 +108,11 @@ func (s *side) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if len(s.cluster.Nodes()) > 0 {
+		if err := s.compile(); err != nil {
+			return err
+		}
+	}
 	script := fmt.Sprintf("salloc -Q --no-shell -N%d -n64 -t 60 && squeue -h -o %%i", max(1, len(s.cluster.Nodes())))
 	out, err := s.cluster.Command(ctx, "alice", "sh", "-c", script).Output()
 	if err != nil {
@@ -112,6 +130,15 @@ func (s *side) prepare(ctx context.Context) error {
 	}
 	s.replies = bufio.NewReader(replies)
 	return s.server.Start()
+}
+
+// compile puts the program of MPI into the cluster's folder.
+func (s *side) compile() error {
+	const source = "integration/slurm/testdata/mpi/fences.c"
+	if out, err := exec.Command("gcc", "-O1", "-o", s.cluster.Path("fences"), source, "-lpmi2").CombinedOutput(); err != nil {
+		return fmt.Errorf("cannot compile %q: %w: %s", source, err, out)
+	}
+	return nil
 }
 
 func (s *side) end() {
@@ -132,6 +159,9 @@ func (s *side) time(ctx context.Context, r row) (t timing, err error) {
 		return t, err
 	}
 	q := request{Args: append([]string{"srun", "-Q", "--jobid", s.job, "--overlap", "-O"}, r.args...)}
+	if words := strings.Fields(r.mpi); len(words) > 0 {
+		q.Args, q.Prints = append(append(q.Args, s.cluster.Path(words[0])), words[1:]...), true
+	}
 	if r.stdin > 0 {
 		q.Stdin = s.cluster.Path("stdin")
 	}
