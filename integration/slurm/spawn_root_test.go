@@ -33,8 +33,7 @@ var spawnCases = []spawnCase{
 		childLine(1, 3, 0, "first one", "/alice") + childLine(2, 3, 1, "it's 100%", "/alice") + "spawn: ok\nrc=0\n"},
 	{name: "a child over two nodes is cancelled", script: strings.Replace(linger, "run", "SLURM_JOB_NUM_NODES=2 run", 1) + `scancel $SLURM_JOB_ID.1; ended`, want: "no step\nended\n"},
 	{name: "no node of the job", script: `run one host=n3; echo rc=$?`, want: "spawn: failed\nrc=0\n"},
-	{name: "no such program", script: `run ./none 2>err; sed s/n2/n1/ err; echo rc=$?`, want: "spawn: failed\n" +
-		"slurmstepd-n1: error: execve(): WD/./none: No such file or directory\n" + "slurmstepd-n1: error: execve(): WD/./none: No such file or directory\n" +
+	{name: "no such program", script: `run ./none 2>err; sed s/n2/n1/ err; echo rc=$?`, want: strings.Repeat("slurmstepd-n1: error: execve(): WD/./none: No such file or directory\n", 2) + "spawn: failed\n" +
 		"srun: error: n1: tasks 0-1: Exited with exit code 2\nrc=0\n"},
 	// The child's end is the parent's, and the other way round: both srun's have ended, long
 	// before srun ends what its tasks have spawned, after a minute.
@@ -89,21 +88,23 @@ func (c spawnCase) run(t *testing.T, cl *cluster.Cluster) string {
 	return string(out)
 }
 
-// inOrder is what a case prints with the children's lines first, sorted, and the lines of srun
-// that depend on what it reads first left out.
+// inOrder is what a case prints with the children's lines first, sorted, then what srun passes on,
+// and the lines of srun that depend on what it reads first left out.
 func inOrder(out, wd string) string {
 	out = strings.ReplaceAll(out, wd, "WD")
-	var children, others []string
+	var children, passed, others []string
 	for line := range strings.Lines(out) {
 		switch {
 		case strings.HasPrefix(line, "child "):
 			children = append(children, line)
+		case strings.HasPrefix(line, "slurmstepd-"):
+			passed = append(passed, line)
 		case !racyLines.MatchString(line):
 			others = append(others, line)
 		}
 	}
 	slices.Sort(children)
-	return strings.Join(append(children, others...), "")
+	return strings.Join(slices.Concat(children, passed, others), "")
 }
 
 // TestRootSlurmSpawn: MPI_Comm_spawn and published names by srun's PMI-2, without an MPI library.
