@@ -104,7 +104,7 @@ func (b *bench) slurm() (*slurm, error) {
 		return nil, fmt.Errorf("another release is measured")
 	}
 	if b.peer == nil && b.peerErr == nil {
-		b.peer, b.peerErr = startSlurm(b.dir)
+		b.peer, b.peerErr = startSlurm(b.dir, "slurm", 2681, "")
 	}
 	return b.peer, b.peerErr
 }

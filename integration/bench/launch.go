@@ -61,11 +61,12 @@ func (t *tree) execed(pid int) []int {
 
 // step finds the launch of n tasks below root: the daemon is the youngest
 // ancestor of the tasks that has exec'd a program of its own, besides the host
-// that is between them.
+// that is between them. A child that outlives its parent is the keeper.
 func (t *tree) step(root, n int) (launch, bool) {
 	for pid := range t.execs {
 		tasks := slices.DeleteFunc(t.execed(pid), func(c int) bool {
-			return len(t.execed(c)) > 0 // the host, for which the daemon would pass as a host of one task
+			// With the host the daemon would pass as a host of one task.
+			return len(t.execed(c)) > 0 || t.exits[c] == 0 || t.exits[pid] != 0 && t.exits[c] > t.exits[pid]
 		})
 		if len(tasks) < n || !t.descends(pid, root) {
 			continue

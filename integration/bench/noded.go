@@ -188,14 +188,19 @@ func (n *noded) pssOf(name, id string) int {
 		if exe, err := os.Readlink(filepath.Join("/proc", pid, "exe")); err != nil || exe != filepath.Join(n.bin, name) {
 			continue // of another noded on this machine
 		}
-		for _, l := range lines(filepath.Join("/proc", pid, "smaps_rollup")) {
-			if f := strings.Fields(l); len(f) == 3 && f[0] == "Pss:" {
-				kb, _ := strconv.Atoi(f[1])
-				sum += kb
-			}
-		}
+		sum += pss(pid)
 	}
 	return sum
+}
+
+// pss is a process's proportional set size, in kB; 0 of one that has ended.
+func pss(pid string) (kb int) {
+	for _, l := range lines(filepath.Join("/proc", pid, "smaps_rollup")) {
+		if f := strings.Fields(l); len(f) == 3 && f[0] == "Pss:" {
+			kb, _ = strconv.Atoi(f[1])
+		}
+	}
+	return kb
 }
 
 func pids() (out []string) {

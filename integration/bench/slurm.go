@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slurm is the original beside us: Debian's slurmctld and slurmd on this node,
-// with folders and ports of their own.
+// slurm is Debian's slurmctld and slurmd on this node, with folders and ports of their own: the
+// original beside us, or with our step daemon.
 type slurm struct {
 	daemons []*exec.Cmd
 	conf    string
@@ -27,8 +27,8 @@ SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket=%[2]s/munge.sock
 CredType=cred/munge
-SlurmctldPort=26817
-SlurmdPort=26818
+SlurmctldPort=%[3]d7
+SlurmdPort=%[3]d8
 StateSaveLocation=%[2]s/state
 SlurmdSpoolDir=%[2]s/slurmd
 SlurmctldPidFile=%[2]s/slurmctld.pid
@@ -48,8 +48,9 @@ PartitionName=p Nodes=%[1]s Default=YES MaxTime=INFINITE State=UP OverSubscribe=
 `
 
 // startSlurm needs munged, slurmctld, slurmd and srun; its error says what is
-// missing.
-func startSlurm(dir string) (*slurm, error) {
+// missing. name is its folder in dir, ports are the first digits of its ports, and daemon is its
+// step daemon, "" for Slurm's own. Its commands are run after use.
+func startSlurm(dir, name string, ports int, daemon string) (*slurm, error) {
 	for _, p := range []string{"munged", "slurmctld", "slurmd", "srun"} {
 		if _, err := exec.LookPath(p); err != nil {
 			return nil, fmt.Errorf("%s is not installed", p)
@@ -59,7 +60,7 @@ func startSlurm(dir string) (*slurm, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := filepath.Join(dir, "slurm")
+	d := filepath.Join(dir, name)
 	for _, sub := range []string{"", "state", "slurmd"} {
 		if err := os.MkdirAll(filepath.Join(d, sub), 0o755); err != nil {
 			return nil, err
@@ -68,26 +69,33 @@ func startSlurm(dir string) (*slurm, error) {
 	// munged wants every folder above its socket to be writable by root alone.
 	os.Chmod(dir, 0o755)
 	s := &slurm{conf: filepath.Join(d, "slurm.conf")}
-	if err := os.WriteFile(s.conf, fmt.Appendf(nil, slurmConf, host, d), 0o644); err != nil {
+	if err := os.WriteFile(s.conf, fmt.Appendf(nil, slurmConf, host, d, ports), 0o644); err != nil {
 		return nil, err
 	}
 	key := filepath.Join(d, "munge.key")
 	if err := os.WriteFile(key, bytes.Repeat([]byte("benchmark key  "), 8), 0o600); err != nil {
 		return nil, err
 	}
-	os.Setenv("SLURM_CONF", s.conf)
+	s.use()
 	s.start("munged", "-F", "--force", "--key-file", key, "--socket", filepath.Join(d, "munge.sock"),
 		"--pid-file", filepath.Join(d, "munged.pid"), "--log-file", filepath.Join(d, "munged.log"), "--seed-file", filepath.Join(d, "munged.seed"))
 	time.Sleep(time.Second)
 	s.start("slurmctld", "-D", "-f", s.conf)
 	time.Sleep(time.Second)
-	s.slurmd = s.start("slurmd", "-D", "-f", s.conf)
+	args := []string{"-D", "-f", s.conf}
+	if daemon != "" {
+		args = append(args, "-d", daemon)
+	}
+	s.slurmd = s.start("slurmd", args...)
 	if err := s.allocate(); err != nil {
 		s.stop()
 		return nil, err
 	}
 	return s, nil
 }
+
+// use has Slurm's commands speak to this one.
+func (s *slurm) use() { os.Setenv("SLURM_CONF", s.conf) }
 
 func (s *slurm) start(prog string, args ...string) int {
 	cmd := exec.Command(prog, args...)
@@ -127,6 +135,7 @@ func (s *slurm) run(n int) []string {
 
 func (s *slurm) stop() {
 	if s.job != "" {
+		s.use()
 		exec.Command("scancel", s.job).Run()
 		time.Sleep(500 * time.Millisecond)
 	}

@@ -20,14 +20,18 @@ func DropProgramPages() error {
 	if err != nil {
 		return err
 	}
-	defer maps.Close()
+	var ranges [][2]uintptr
 	for sc := bufio.NewScanner(maps); sc.Scan(); { // proc_pid_maps(5)
 		var from, to uintptr
 		var perms string
-		if _, err := fmt.Sscanf(sc.Text(), "%x-%x %s", &from, &to, &perms); err != nil || perms[1] != '-' || !strings.HasSuffix(sc.Text(), " "+exe) {
-			continue
+		if _, err := fmt.Sscanf(sc.Text(), "%x-%x %s", &from, &to, &perms); err == nil && perms[1] == '-' && strings.HasSuffix(sc.Text(), " "+exe) {
+			ranges = append(ranges, [2]uintptr{from, to})
 		}
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, from, to-from, unix.MADV_DONTNEED); errno != 0 {
+	}
+	maps.Close()
+	// Nothing else is called from here on: the kernel maps 64 KB around each page that is used.
+	for i := len(ranges) - 1; i >= 0; i-- {
+		if _, _, errno := unix.RawSyscall(unix.SYS_MADVISE, ranges[i][0], ranges[i][1]-ranges[i][0], unix.MADV_DONTNEED); errno != 0 {
 			return fmt.Errorf("madvise: %w", errno)
 		}
 	}

@@ -268,7 +268,6 @@ func (a *audience) State(rec step.Record) {
 	time.AfterFunc(report.TrimAfter, func() {
 		rec := a.d.st.Record()
 		a.noteRunning(&rec)
-		report.Trim()
 	})
 }
 

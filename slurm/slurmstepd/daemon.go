@@ -442,7 +442,8 @@ const sweepPatience = time.Second
 
 // sweep kills what dead step daemons and their dead keepers have left, once the launch is
 // over, and logs what the step asks for and is not done, and what is configured and is not, the
-// latter once for each change of it. A short step's end is reported before.
+// latter once for each change of it. A short step's end is reported before; a long step's daemon
+// gives back memory after it.
 func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
@@ -464,6 +465,11 @@ func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	}))
 	if err != nil {
 		d.log.Error(err)
+	}
+	select {
+	case <-ended:
+	default:
+		go report.Trim() // whatever runs after it brings pages back
 	}
 }
 
