@@ -27,7 +27,7 @@ var tables = []struct {
 	{"phases", (*bench).phasesTable},
 	{"steps", (*bench).stepsTable},
 	{"memory", (*bench).memoryTable},
-	{"slurmd", (*bench).slurmdTable},
+	{"slurmd", slurmdTable},
 	{"kill", (*bench).killTable},
 	{"stacks", (*bench).stacksTable},
 	{"events", (*bench).eventsTable},

@@ -11,7 +11,7 @@ import (
 
 // slurmdTable is what a step of one task costs below slurmd, of our step daemon and of Slurm's own
 // in turns. Each has a slurmd and a slurmctld of its own.
-func (b *bench) slurmdTable() error {
+func slurmdTable(b *bench) error {
 	original, err := b.slurm()
 	if err != nil {
 		fmt.Printf("\nbelow slurmd: not measured: %v\n", err)
