@@ -137,7 +137,7 @@ func (a *audience) State(rec step.Record) {
 	a.ends.Tell()
 	a.server.TellState(&rec)
 	if rec.State == step.Running {
-		time.AfterFunc(report.TrimAfter, report.Trim)
+		time.AfterFunc(report.TrimAfter, func() { report.Trim(len(rec.Tasks)) })
 	}
 	if rec.State == step.Starting {
 		return // on the way of a launch; the log is written out soon where the launch is suspended

@@ -469,7 +469,7 @@ func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	select {
 	case <-ended:
 	default:
-		go report.Trim() // whatever runs after it brings pages back
+		go report.Trim(len(d.plan.Ranks)) // whatever runs after it brings pages back
 	}
 }
 
