@@ -209,8 +209,8 @@ container-test: deps-podman ## the image, and the black-box tests in a container
 	RUN='$(RUN)' VERSION='$(VERSION)' integration/container/run.sh $(BASE) $(GO_IMAGE)
 
 # MPICH for PMI-2 and PMI-1 from Debian's sources, which no package has: some 5
-# minutes of one idle CPU, once for each state of the recipe. Not in make test; its
-# MPI tests use the libraries that are installed.
+# minutes of one idle CPU, once for each state of the recipe. The tests of MPI use
+# what is built.
 .PHONY: mpi-pmi2 mpi-suite
 mpi-pmi2: ## MPICH for PMI-2, in /var/cache/stepd-mpich
 	integration/mpisuite/mpich.sh

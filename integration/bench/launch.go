@@ -61,25 +61,29 @@ func (t *tree) execed(pid int) []int {
 
 // step finds the launch of n tasks below root: the daemon is the youngest
 // ancestor of the tasks that has exec'd a program of its own, besides the host
-// that is between them. A child that outlives its parent is the keeper.
+// that is between them.
 func (t *tree) step(root, n int) (launch, bool) {
+	host := 0
+	var tasks []int
 	for pid := range t.execs {
-		tasks := slices.DeleteFunc(t.execed(pid), func(c int) bool {
-			// With the host the daemon would pass as a host of one task.
-			return len(t.execed(c)) > 0 || t.exits[c] == 0 || t.exits[pid] != 0 && t.exits[c] > t.exits[pid]
+		kids := slices.DeleteFunc(t.execed(pid), func(c int) bool {
+			return len(t.execed(c)) > 0 // the host, for which the daemon would pass as a host of one task
 		})
-		if len(tasks) < n || !t.descends(pid, root) {
-			continue
+		// The daemon has a keeper below slurmd, and would pass as its host.
+		if len(kids) >= n && t.descends(pid, root) && (host == 0 || t.parent[pid] == host) {
+			host, tasks = pid, kids
 		}
-		l := t.times(tasks)
-		daemon := pid
-		if p := t.parent[pid]; t.execs[p] != 0 && p != root && t.descends(p, root) {
-			daemon = p // the tasks' parent is the host, its parent the daemon
-		}
-		l.daemon, l.daemonExit = t.execs[daemon], t.exits[daemon]
-		return l, l.daemonExit != 0
 	}
-	return launch{}, false
+	if host == 0 {
+		return launch{}, false
+	}
+	l := t.times(tasks)
+	daemon := host
+	if p := t.parent[host]; t.execs[p] != 0 && p != root && t.descends(p, root) {
+		daemon = p // the tasks' parent is the host, its parent the daemon
+	}
+	l.daemon, l.daemonExit = t.execs[daemon], t.exits[daemon]
+	return l, l.daemonExit != 0
 }
 
 // times are the times of the tasks alone.

@@ -12,14 +12,14 @@ import (
 // slurmdTable is what a step of one task costs below slurmd, of our step daemon and of Slurm's own
 // in turns. Each has a slurmd and a slurmctld of its own.
 func slurmdTable(b *bench) error {
+	var ours *slurm
 	original, err := b.slurm()
+	if err == nil {
+		ours, err = startSlurm(b.dir, "ours-slurm", 2691, filepath.Join(b.bin, "slurmstepd"))
+	}
 	if err != nil {
 		fmt.Printf("\nbelow slurmd: not measured: %v\n", err)
 		return nil
-	}
-	ours, err := startSlurm(b.dir, "ours-slurm", 2691, filepath.Join(b.bin, "slurmstepd"))
-	if err != nil {
-		return err
 	}
 	defer original.use()
 	defer ours.stop()
@@ -70,18 +70,30 @@ func slurmdTable(b *bench) error {
 
 // memoryOfStep is the Pss of a step's daemons, in kB: the step daemon's, and the host's and the
 // keeper's if it has these, while a task sleeps.
-func (s *slurm) memoryOfStep() (kb float64, err error) {
+func (s *slurm) memoryOfStep() (float64, error) {
 	cmd := exec.Command("srun", "-Q", "--jobid", s.job, "-n1", "--overcommit", "-i", "none", "sleep", "60")
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	if err := awaitSleepers(1); err != nil {
-		return 0, err
+	kb, id, err := s.memory()
+	if err == nil {
+		err = exec.Command("scancel", id).Run()
 	}
-	time.Sleep(time.Second) // as stepMemory
-	_, id, err := s.killer("").daemon()
 	if err != nil {
-		return 0, err
+		cmd.Process.Kill()
+	}
+	cmd.Wait() // its end is the cancel's, and the other side's step of this number is the next
+	return kb, err
+}
+
+// memory waits for the step's task, and for a second, as stepMemory.
+func (s *slurm) memory() (kb float64, id string, err error) {
+	if err := awaitSleepers(1); err != nil {
+		return 0, "", err
+	}
+	time.Sleep(time.Second)
+	if _, id, err = s.killer("").daemon(); err != nil {
+		return 0, "", err
 	}
 	for _, pid := range pids() {
 		b, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
@@ -89,7 +101,5 @@ func (s *slurm) memoryOfStep() (kb float64, err error) {
 			kb += float64(pss(pid))
 		}
 	}
-	err = exec.Command("scancel", id).Run()
-	cmd.Wait() // its end is the cancel's
-	return kb, err
+	return kb, id, nil
 }

@@ -264,11 +264,6 @@ func (a *audience) State(rec step.Record) {
 		}
 	}
 	a.tell(m)
-	// A short step is over before it has a record.
-	time.AfterFunc(report.TrimAfter, func() {
-		rec := a.d.st.Record()
-		a.noteRunning(&rec)
-	})
 }
 
 func (a *audience) Progress(step.Record)               {}

@@ -442,14 +442,18 @@ const sweepPatience = time.Second
 
 // sweep kills what dead step daemons and their dead keepers have left, once the launch is
 // over, and logs what the step asks for and is not done, and what is configured and is not, the
-// latter once for each change of it. A short step's end is reported before; a long step's daemon
-// gives back memory after it.
+// latter once for each change of it. A short step's end is reported before. A longer step gets its
+// record first, and its daemon gives back memory last.
 func (d *daemon) sweep(ended <-chan struct{}, done chan<- struct{}) {
 	defer close(done)
 	<-d.aud.running
 	select {
 	case <-ended:
 	case <-time.After(report.TrimAfter):
+		if d.aud.launched {
+			rec := d.st.Record()
+			d.aud.noteRunning(&rec)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), sweepPatience)
 	defer cancel()

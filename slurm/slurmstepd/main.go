@@ -23,7 +23,6 @@ import (
 
 	"stepd/internal/build"
 	"stepd/internal/linux"
-	"stepd/internal/oneproc"
 	"stepd/internal/stack"
 	"stepd/slurm/wire"
 	"stepd/step"
@@ -38,6 +37,9 @@ func Main() {
 	// The host's parent-death signal fires when the thread ends that forked it (prctl(2)):
 	// only the main thread lives as long as the process.
 	runtime.LockOSThread()
+	// One processor for the loop of the tasks' streams, and one for the rest, which else wait for
+	// each other: of srun -n64 a fifth (measured). The others belong to the tasks.
+	runtime.GOMAXPROCS(2)
 	if len(os.Args) == 2 && (os.Args[1] == "--version" || os.Args[1] == "-V") {
 		fmt.Println(build.Line())
 		os.Exit(0)
@@ -63,9 +65,6 @@ func Main() {
 // onMain hands work to the main thread.
 var onMain = make(chan func())
 
-// fewTasks are no more than one processor serves as well, with less memory.
-const fewTasks = 8
-
 // runStep is one step. It returns the exit code of the program.
 func runStep() int {
 	caller := newCaller(os.Stdin, os.Stdout)
@@ -73,11 +72,6 @@ func runStep() int {
 	if err != nil {
 		caller.refuse(err)
 		return 1
-	}
-	// For many tasks one processor for the loop of their streams and one for the rest, which else
-	// wait for each other: of srun -n64 a fifth (measured). The others belong to the tasks.
-	if len(d.plan.Ranks) > fewTasks {
-		runtime.GOMAXPROCS(min(2, oneproc.Processors))
 	}
 	if !caller.claim() {
 		select {} // too late: slurmd knows of no step, and the timer ends this program

@@ -81,7 +81,8 @@ func (c *peer) pace(n int) {
 		} else {
 			c.readable = true // less than flowRead may be there, of which no event tells
 		}
-		_ = unix.SetsockoptInt(c.sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK, atOnce) // without either the bytes only take longer
+		// Without either the bytes only take longer; a mark that was set can be taken back.
+		_ = unix.SetsockoptInt(c.sock, unix.IPPROTO_TCP, unix.TCP_QUICKACK, atOnce)
 		_ = unix.SetsockoptInt(c.sock, unix.SOL_SOCKET, unix.SO_RCVLOWAT, low)
 	}
 }

@@ -58,8 +58,9 @@ func serve(in io.Reader, out io.Writer) int {
 			fmt.Fprintf(out, "%s: %v: %s\n", r.Args[0], err, strings.ReplaceAll(said.String(), "\n", " "))
 			continue
 		}
-		if words := strings.Fields(printed.String()); r.Prints && len(words) > 0 {
-			us, err := strconv.Atoi(words[len(words)-1])
+		if r.Prints {
+			words := strings.Fields(printed.String())
+			us, err := strconv.Atoi(strings.Join(words[max(0, len(words)-1):], ""))
 			if err != nil {
 				fmt.Fprintf(out, "%s prints %q\n", r.Args[0], words)
 				continue
@@ -108,11 +109,6 @@ func (s *side) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(s.cluster.Nodes()) > 0 {
-		if err := s.compile(); err != nil {
-			return err
-		}
-	}
 	script := fmt.Sprintf("salloc -Q --no-shell -N%d -n64 -t 60 && squeue -h -o %%i", max(1, len(s.cluster.Nodes())))
 	out, err := s.cluster.Command(ctx, "alice", "sh", "-c", script).Output()
 	if err != nil {
@@ -132,8 +128,11 @@ func (s *side) prepare(ctx context.Context) error {
 	return s.server.Start()
 }
 
-// compile puts the program of MPI into the cluster's folder.
+// compile puts the program of MPI into the cluster's folder, once.
 func (s *side) compile() error {
+	if _, err := os.Stat(s.cluster.Path("fences")); err == nil {
+		return nil
+	}
 	const source = "integration/slurm/testdata/mpi/fences.c"
 	if out, err := exec.Command("gcc", "-O1", "-o", s.cluster.Path("fences"), source, "-lpmi2").CombinedOutput(); err != nil {
 		return fmt.Errorf("cannot compile %q: %w: %s", source, err, out)
@@ -160,6 +159,9 @@ func (s *side) time(ctx context.Context, r row) (t timing, err error) {
 	}
 	q := request{Args: append([]string{"srun", "-Q", "--jobid", s.job, "--overlap", "-O"}, r.args...)}
 	if words := strings.Fields(r.mpi); len(words) > 0 {
+		if err := s.compile(); err != nil {
+			return t, err
+		}
 		q.Args, q.Prints = append(append(q.Args, s.cluster.Path(words[0])), words[1:]...), true
 	}
 	if r.stdin > 0 {
