@@ -140,6 +140,14 @@ func TestRootStepSocketFlood(t *testing.T) {
 		}
 	}
 	daemon := daemonOf(t, path)
+	// The record of a step that runs comes when its daemon has opened all that it keeps open, the
+	// kernel's log last.
+	eventually(t, 20*time.Second, func() error {
+		if records, err := filepath.Glob(c.Path("spool/stepd/*.0.json")); len(records) == 0 {
+			return fmt.Errorf("the step has no record yet: %v", err)
+		}
+		return nil
+	})
 	before := descriptors(t, daemon)
 	wrongKey(t, c, path, daemon)
 
