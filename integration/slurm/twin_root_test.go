@@ -89,7 +89,7 @@ func (w *twins) run(ctx context.Context, t *testing.T, checks []check) {
 	for range workers {
 		wg.Go(func() {
 			for c := range todo {
-				w.judge(ctx, t, c)
+				t.Run(c.id, func(t *testing.T) { w.judge(ctx, t, c) })
 			}
 		})
 	}
@@ -102,7 +102,7 @@ func (w *twins) run(ctx context.Context, t *testing.T, checks []check) {
 	wg.Wait()
 	for _, c := range checks {
 		if c.alone {
-			w.judge(ctx, t, c)
+			t.Run(c.id, func(t *testing.T) { w.judge(ctx, t, c) })
 		}
 	}
 }
