@@ -198,15 +198,23 @@ func (c *Cgroup) PIDs() ([]int, error) {
 	return pids, err
 }
 
-// Signal sends sig to every process of the tasks. SIGKILL reaches also those
-// that are being forked.
-func (c *Cgroup) Signal(sig syscall.Signal) error {
+// Signal sends sig to every process of the tasks, but for the host where that is still
+// among them (else 0). SIGKILL reaches also those that are being forked.
+func (c *Cgroup) Signal(sig syscall.Signal, host int) error {
 	return c.onTasks(func(tasks *group) error {
-		if sig == unix.SIGKILL {
-			c.killed.Store(true)
-			return tasks.strikeEach()
+		if sig != unix.SIGKILL {
+			return tasks.signal(sig, host)
 		}
-		return tasks.signal(sig)
+		if host != 0 {
+			if all, err := tasks.strikeBeside(host); all || err != nil {
+				return err
+			}
+			if err := c.host.take(host); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+		}
+		c.killed.Store(true)
+		return tasks.strikeEach()
 	})
 }
 

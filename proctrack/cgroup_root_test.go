@@ -35,7 +35,7 @@ func TestRootCgroupKillsWhatTasksStart(t *testing.T) {
 		"Destroy": (*Cgroup).Destroy,
 		// What is done before Linux 5.14.
 		"without cgroup.kill": func(c *Cgroup, ctx context.Context) error {
-			return c.tasks.killFreezing(ctx, func() error { return c.tasks.signal(unix.SIGKILL) })
+			return c.tasks.killFreezing(ctx, func() error { return c.tasks.signal(unix.SIGKILL, 0) })
 		},
 	}
 	for name, kill := range kills {
@@ -209,16 +209,45 @@ func TestRootAddAndSignal(t *testing.T) {
 	if pids, err := c.PIDs(); !slices.Contains(pids, cmds[1].Process.Pid) || err != nil {
 		t.Errorf("PIDs() = %v, %v, without the task in a sub-cgroup", pids, err)
 	}
-	if err := c.Signal(syscall.SIGUSR1); err != nil {
+	if err := c.Signal(syscall.SIGUSR1, 0); err != nil {
 		t.Fatal(err)
 	}
 	expect("usr1", 2)
-	if err := c.Signal(syscall.SIGKILL); err != nil {
+	if err := c.Signal(syscall.SIGKILL, 0); err != nil {
 		t.Fatal(err)
 	}
 	err = c.tasks.await(shortly(t), func(ev events) (bool, error) { return !ev.populated, nil })
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRootSignalSparesHost: signals to the tasks, SIGKILL to processes that fork without end too, do
+// not reach a host that is still among them.
+func TestRootSignalSparesHost(t *testing.T) {
+	for name, script := range map[string]string{
+		"tasks": `sleep 1000 & (sleep 1000 &)`,
+		"forks": `fork() { while :; do (exec sleep 0.001) & done; }; fork & fork & sleep 0.05`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, c := testStep(t)
+			cmd := spawnIn(t, c, script+`; echo ready; wait; exec sleep 1000`)
+			host, shortly := cmd.Process.Pid, shortly(t)
+			for _, sig := range []syscall.Signal{unix.SIGTERM, unix.SIGKILL} {
+				if err := c.Signal(sig, host); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for left := []int{-1}; len(left) > 0; {
+				pids, err := c.PIDs()
+				if left = slices.DeleteFunc(pids, func(pid int) bool { return pid == host }); err != nil || shortly.Err() != nil {
+					t.Fatalf("processes %v are left (%v)", left, err)
+				}
+			}
+			if left, err := livingPIDs([]int{host}); len(left) != 1 || err != nil {
+				t.Errorf("the host died with the tasks (%v)", err)
+			}
+		})
 	}
 }
 
@@ -322,7 +351,7 @@ func TestRootKillTakesNewcomers(t *testing.T) {
 func TestRootNoBirthAfterKill(t *testing.T) {
 	for name, kill := range map[string]func(*Cgroup) error{
 		"Kill":   func(c *Cgroup) error { return c.Kill(shortly(t)) },
-		"Signal": func(c *Cgroup) error { return c.Signal(unix.SIGKILL) },
+		"Signal": func(c *Cgroup) error { return c.Signal(unix.SIGKILL, 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, c := testStep(t)

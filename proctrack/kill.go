@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -161,7 +162,7 @@ func (g *group) killFreezing(ctx context.Context, strike func() error) error {
 				return false, err
 			}
 		}
-		return false, g.signal(unix.SIGKILL)
+		return false, g.signal(unix.SIGKILL, 0)
 	})
 	return g.survivors(ctx, err)
 }
@@ -181,7 +182,7 @@ func (g *group) freezeAll(ctx context.Context) error {
 func (g *group) strike() error {
 	err := g.write("cgroup.kill", "1")
 	if errors.Is(err, unix.ENOENT) { // before Linux 5.14, or the group is gone
-		return g.signal(unix.SIGKILL)
+		return g.signal(unix.SIGKILL, 0)
 	}
 	return unlessGone(err)
 }
@@ -194,7 +195,28 @@ func (g *group) strikeEach() error {
 	if err := g.strike(); err != nil {
 		return err
 	}
-	return g.signal(unix.SIGKILL)
+	return g.signal(unix.SIGKILL, 0)
+}
+
+// strikeBeside sends SIGKILL to each process but one, which stays in the group, and reports
+// whether none was left out: a fork is over before its parent gets SIGKILL, or fails, so that
+// what the processes have forked is listed afterwards.
+func (g *group) strikeBeside(spared int) (all bool, err error) {
+	struck := map[int]bool{spared: true}
+	for range v1Rounds {
+		pids, err := g.pids()
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return struck[pid] })
+		if err != nil || len(pids) == 0 {
+			return true, err
+		}
+		if err := signalEach(pids, unix.SIGKILL, g.pids); err != nil {
+			return false, err
+		}
+		for _, pid := range pids {
+			struck[pid] = true
+		}
+	}
+	return false, nil
 }
 
 // freeze writes "1" or "0". Before Linux 5.2 there is no such file.
@@ -216,12 +238,13 @@ func (g *group) survivors(ctx context.Context, err error) error {
 
 // signal sends sig to each process of the group and of all groups below it
 // that existed when the call began. Processes born during the call do not
-// get it: a handler's own children must not be hit.
-func (g *group) signal(sig syscall.Signal) error {
+// get it: a handler's own children must not be hit. Nor does the process spared.
+func (g *group) signal(sig syscall.Signal, spared int) error {
 	pids, err := g.pids()
 	if err != nil {
 		return err
 	}
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == spared })
 	return signalEach(pids, sig, g.pids)
 }
 

@@ -110,7 +110,7 @@ func (l *LinuxProc) list() ([]int, error) {
 }
 
 // Signal sends sig to every process that PIDs lists.
-func (l *LinuxProc) Signal(sig syscall.Signal) error {
+func (l *LinuxProc) Signal(sig syscall.Signal, _ int) error {
 	pids, err := l.list()
 	if err != nil {
 		return err
@@ -125,10 +125,10 @@ func (l *LinuxProc) Kill(ctx context.Context) error {
 }
 
 // Freeze stops the tasks by SIGSTOP. It does not wait.
-func (l *LinuxProc) Freeze(context.Context) error { return l.Signal(unix.SIGSTOP) }
+func (l *LinuxProc) Freeze(context.Context) error { return l.Signal(unix.SIGSTOP, 0) }
 
 // Thaw continues the tasks.
-func (l *LinuxProc) Thaw() error { return l.Signal(unix.SIGCONT) }
+func (l *LinuxProc) Thaw() error { return l.Signal(unix.SIGCONT, 0) }
 
 // KeepHelpers is as Cgroup's.
 func (l *LinuxProc) KeepHelpers(since uint64) (kept int, err error) { return keepSince(l.list, since) }
@@ -207,7 +207,7 @@ func (p *PGID) list() ([]int, error) {
 func (p *PGID) PIDs() ([]int, error) { return living(p.list) }
 
 // Signal sends sig to the group in one call, so no member can be missed.
-func (p *PGID) Signal(sig syscall.Signal) error {
+func (p *PGID) Signal(sig syscall.Signal, _ int) error {
 	pgid := p.group()
 	if pgid == 0 {
 		return nil
@@ -221,17 +221,17 @@ func (p *PGID) Signal(sig syscall.Signal) error {
 
 // Kill kills the group and waits for the end of its members.
 func (p *PGID) Kill(ctx context.Context) error {
-	if err := p.Signal(unix.SIGKILL); err != nil {
+	if err := p.Signal(unix.SIGKILL, 0); err != nil {
 		return err
 	}
 	return hunt(ctx, fmt.Sprintf("process group %d", p.group()), p.list)
 }
 
 // Freeze stops the group by SIGSTOP. It does not wait.
-func (p *PGID) Freeze(context.Context) error { return p.Signal(unix.SIGSTOP) }
+func (p *PGID) Freeze(context.Context) error { return p.Signal(unix.SIGSTOP, 0) }
 
 // Thaw continues the group.
-func (p *PGID) Thaw() error { return p.Signal(unix.SIGCONT) }
+func (p *PGID) Thaw() error { return p.Signal(unix.SIGCONT, 0) }
 
 // KeepHelpers keeps none: what the host has forked is not in the group.
 func (p *PGID) KeepHelpers(uint64) (kept int, err error) { return 0, nil }

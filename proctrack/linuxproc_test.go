@@ -151,7 +151,7 @@ func signalAndFreeze(s scene) error {
 	if pids, err := s.PIDs(); !slices.Contains(pids, pid) || err != nil {
 		return fmt.Errorf("PIDs() = %v, %v; without %d", pids, err, pid)
 	}
-	if err := s.Signal(syscall.SIGUSR1); err != nil {
+	if err := s.Signal(syscall.SIGUSR1, 0); err != nil {
 		return err
 	}
 	if line, err := out.ReadString('\n'); line != "usr1\n" {
@@ -161,7 +161,7 @@ func signalAndFreeze(s scene) error {
 		return err
 	}
 	// Sent while it is stopped, so handled after Thaw only.
-	if err := s.Signal(syscall.SIGUSR1); err != nil {
+	if err := s.Signal(syscall.SIGUSR1, 0); err != nil {
 		return err
 	}
 	// Nothing reports when a process that is not a child has stopped.

@@ -142,7 +142,7 @@ func TestPGID(t *testing.T) {
 	if _, ok := tr.HostCgroup(); ok || tr.Create() != nil {
 		t.Error("a process group needs nothing made")
 	}
-	if err := errors.Join(tr.Signal(unix.SIGTERM), tr.Kill(ctx30(t)), tr.Destroy(ctx30(t))); err != nil {
+	if err := errors.Join(tr.Signal(unix.SIGTERM, 0), tr.Kill(ctx30(t)), tr.Destroy(ctx30(t))); err != nil {
 		t.Errorf("a kill of no group: %v", err)
 	}
 	for _, pid := range []int{-1, 0, 1} {
@@ -171,7 +171,7 @@ func TestPGID(t *testing.T) {
 			t.Errorf("PIDs() = %v, %v; with %d: want %v", pids, err, pid, want)
 		}
 	}
-	if err := tr.Signal(unix.SIGUSR1); err != nil {
+	if err := tr.Signal(unix.SIGUSR1, 0); err != nil {
 		t.Fatal(err)
 	}
 	for line := ""; !strings.Contains(line, "usr1"); {

@@ -163,7 +163,7 @@ func TestCgroupBeforeCreate(t *testing.T) {
 	if err := c.Add(0, 1); !errors.Is(err, errClosed) {
 		t.Errorf("Add = %v, want %v", err, errClosed)
 	}
-	for name, err := range map[string]error{"Kill": c.Kill(t.Context()), "Destroy": c.Destroy(t.Context()), "Signal": c.Signal(15), "Thaw": c.Thaw()} {
+	for name, err := range map[string]error{"Kill": c.Kill(t.Context()), "Destroy": c.Destroy(t.Context()), "Signal": c.Signal(15, 0), "Thaw": c.Thaw()} {
 		if err != nil {
 			t.Errorf("%s of nothing = %v, want nil", name, err)
 		}

@@ -159,7 +159,7 @@ func TestRootCanBeBornInside(t *testing.T) {
 	}
 	// A parent and a target with different numbers of kills: whatever this
 	// kernel does, the probe reports what happens to a real child.
-	if err := c.Signal(unix.SIGKILL); err != nil {
+	if err := c.Signal(unix.SIGKILL, 0); err != nil {
 		t.Fatal(err)
 	}
 	why, err = probeBirth(c.tasks)

@@ -285,12 +285,11 @@ func (k *killer) terminate() (left time.Duration) {
 	}
 	wait := time.Duration(k.plan.Spec.KillWaitS) * time.Second
 	k.noteKill(eventlog.Event{Signal: new(int(syscall.SIGTERM)), DurUS: new(wait.Microseconds())})
-	k.host.evict()
-	if err := k.tracker.Signal(syscall.SIGTERM); err != nil {
+	if err := k.host.signalTasks(syscall.SIGTERM); err != nil {
 		k.messages.log(err.Error())
 	}
 	end := time.Now().Add(wait) // a search among processes that fork without end takes long
-	k.tracker.Signal(syscall.SIGCONT)
+	k.host.signalTasks(syscall.SIGCONT)
 	k.signalEscaped(syscall.SIGTERM)
 	return max(0, time.Until(end))
 }
@@ -302,7 +301,7 @@ func (k *killer) kill() error {
 	ctx, cancel := k.budget.context()
 	defer cancel()
 	// First the processes that may fork without end: the search is long beside them.
-	if err := k.tracker.Signal(syscall.SIGKILL); err != nil {
+	if err := k.host.signalTasks(syscall.SIGKILL); err != nil {
 		k.messages.log(err.Error())
 	}
 	k.signalEscaped(syscall.SIGKILL)
@@ -427,8 +426,7 @@ func (s *signals) Signal(sig int, scope string) error {
 	}
 	switch scope {
 	case step.ScopeCgroup, "all":
-		s.host.evict()
-		return s.tracker.Signal(syscall.Signal(sig))
+		return s.host.signalTasks(syscall.Signal(sig))
 	case "", step.ScopeTasks, step.ScopeLeader:
 		s.send(sig, func(rank int) bool { return scope != step.ScopeLeader || rank == 0 })
 		return nil

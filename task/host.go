@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"stepd/eventlog"
@@ -65,6 +67,7 @@ type hostProcess struct {
 		sync.Mutex      // held while the kernel moves it, which may take 10 ms
 		done       bool // guarded by the lock
 	}
+	inside atomic.Bool // it may be in the tasks' cgroup
 }
 
 // isHost reports whether a process is the host. Any goroutine may call it.
@@ -182,10 +185,21 @@ func (h *hostProcess) evict() {
 	h.eviction.done = true
 	switch err := h.tracker.EvictHost(h.PID()); {
 	case err == nil:
+		h.inside.Store(false)
 		h.accounting.HostMoved()
 	case !h.isGone():
 		h.messages.log(err.Error())
 	}
+}
+
+// signalTasks sends a signal to every process of the tasks. It does not move the host
+// for that: a kill in a step's first moments would wait for it. Any goroutine may call it.
+func (h *hostProcess) signalTasks(sig syscall.Signal) error {
+	host := 0
+	if h.inside.Load() {
+		host = h.PID()
+	}
+	return h.tracker.Signal(sig, host)
 }
 
 // isOutside notes that the host was never in the tasks' cgroup.

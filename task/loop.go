@@ -16,11 +16,15 @@ import (
 	"stepd/step/launch"
 )
 
-// settleAfter is how long a step lives before its host leaves the tasks' cgroup, and
-// before noded hears which tasks have exec'd: a short step is over before the move is
-// worth its 10 ms, and one record serves all tasks. It is also the least time between two
+// settleAfter is how long a step lives before noded hears which tasks have exec'd: a short
+// step is over by then, and one record serves all tasks. It is also the least time between two
 // such records.
 const settleAfter = 100 * time.Millisecond
+
+// evictAfter is how long a step lives before its host leaves the tasks' cgroup. For the move the
+// kernel waits up to 30 ms (cgroup_threadgroup_rwsem, which asks for a grace period), and whoever
+// makes or removes a cgroup meanwhile waits with it, the step's own end included.
+const evictAfter = time.Second
 
 // loop owns the running step: it receives execs, ends, requests and the host's death
 // until the last task has ended.
@@ -41,6 +45,7 @@ type loop struct {
 	hooks  *hookWatch
 	settle *time.Timer
 	due    bool // settle runs
+	evict  *time.Timer
 	// unreported: tasks have exec'd, or failed to, and noded does not know it yet.
 	unreported     bool
 	launchReported bool // to the step that has spawned this one
@@ -49,7 +54,7 @@ type loop struct {
 	// it was not stopped. halt ends the wait for them.
 	unheard chan struct{}
 	halt    context.CancelFunc
-	// helpers evict the host, for which the kernel may take 10 ms, and wait for unheard.
+	// helpers evict the host, for which the kernel may take 30 ms, and wait for unheard.
 	helpers sync.WaitGroup
 	// prolog is when the tasks' prologs began, nil where there are none or all are over.
 	prolog  *time.Time
@@ -104,7 +109,8 @@ func newLoop(s *Step) *loop {
 	s.ledger.setState(step.Running)
 	l := &loop{
 		Step: s, waited: make(chan error, 1), cancelled: s.causes.cancelled, limit: newTimeLimit(s.plan.Spec),
-		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), stops: newStopWatch(s.host), halt: func() {}, settle: time.NewTimer(settleAfter), due: true, done: make(chan struct{}),
+		hooks: newHookWatch(s.plan.Spec.Spank.HookTimeoutS), stops: newStopWatch(s.host), halt: func() {}, settle: time.NewTimer(settleAfter), due: true,
+		evict: time.NewTimer(evictAfter), done: make(chan struct{}),
 	}
 	if slices.ContainsFunc(taskScripts(s.plan.Spec), func(script launch.TaskScript) bool { return !script.Epilog }) {
 		l.prolog = &now
@@ -133,6 +139,7 @@ func (l *loop) stop() {
 	l.halt()
 	l.helpers.Wait()
 	l.settle.Stop()
+	l.evict.Stop()
 	close(l.done)
 }
 
@@ -191,6 +198,7 @@ func (l *loop) next() error {
 		l.loseTasks()
 	case <-l.settle.C:
 		l.due = false
+	case <-l.evict.C:
 		l.helpers.Go(l.host.evict)
 	case <-l.stops.MayBe:
 		l.mayBeStopped()

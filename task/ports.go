@@ -38,8 +38,9 @@ type Tracker interface {
 	// of these tasks, and of what descends from stepd. Nothing, where there are no
 	// cgroups to be moved out of.
 	Escaped(tasks []int) ([]launch.Escape, error)
-	// Signal sends sig to every process of the tasks.
-	Signal(sig syscall.Signal) error
+	// Signal sends sig to every process of the tasks. A host that is still among them,
+	// 0 of one that is not, does not get it, and need not be moved for it.
+	Signal(sig syscall.Signal, host int) error
 	// Kill kills every process of the tasks and returns when none is left, or
 	// with ctx's cause and the survivors in the error.
 	Kill(ctx context.Context) error

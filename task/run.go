@@ -156,6 +156,7 @@ func (l *startup) startHost(context.Context) error {
 	})
 	switch {
 	case inside: // it leaves when the tasks run (loop)
+		l.host.inside.Store(true)
 	case cgroup >= 0:
 		l.host.isOutside()
 	default:

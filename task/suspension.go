@@ -166,7 +166,7 @@ func (s *suspension) stopTasks(abort <-chan struct{}) (stopped bool, err error) 
 		}
 	}()
 	s.host.evict() // plugins are never stopped
-	if err := s.tracker.Signal(unix.SIGTSTP); err != nil {
+	if err := s.host.signalTasks(unix.SIGTSTP); err != nil {
 		s.messages.log(fmt.Sprintf("not every process was sent SIGTSTP: %v", err)) // the freezer stops all
 	}
 	select {
@@ -197,7 +197,7 @@ var errWoken = errors.New("the step was resumed, or is ending, before it stood s
 // wake lets the tasks' processes run: the freezer first, since a frozen
 // process hears no SIGCONT.
 func (s *suspension) wake() error {
-	return errors.Join(s.tracker.Thaw(), s.tracker.Signal(unix.SIGCONT))
+	return errors.Join(s.tracker.Thaw(), s.host.signalTasks(unix.SIGCONT))
 }
 
 // Resume undoes Suspend. by is the uid of the client: what root has suspended, only root
