@@ -3,8 +3,8 @@
  * which only the second is answered. Its kernel holds the second back until the
  * first is acknowledged (Nagle), ours holds the acknowledgement back in the hope of
  * an answer to go with it (tcp(7), TCP_QUICKACK): 40 ms of each PMIx_Finalize. The
- * client's socket is the client's, but the acknowledgement is ours: it goes when all
- * that has come was read.
+ * client's socket is the client's, but the acknowledgement is ours: it goes when
+ * bytes were read.
  *
  * The kernel falls back to waiting by itself, hence each time. This program's read()
  * comes before the C library's when libpmix calls it. */
@@ -13,7 +13,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdatomic.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,14 +33,10 @@ static bool place(int sd, _Atomic uint64_t **word, uint64_t *bit)
 	return true;
 }
 
-/* An acknowledgement is a packet: libpmix reads a message's head and then the rest, and
- * one is enough for both. */
 static bool acknowledge(int sd)
 {
-	int one = 1, left = 0;
+	int one = 1;
 
-	if (ioctl(sd, FIONREAD, &left) == 0 && left > 0)
-		return true;
 	return setsockopt(sd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one)) == 0;
 }
 
