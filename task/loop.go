@@ -23,8 +23,9 @@ const settleAfter = 100 * time.Millisecond
 
 // evictAfter is how long a step lives before its host leaves the tasks' cgroup. For the move the
 // kernel waits up to 30 ms (cgroup_threadgroup_rwsem, which asks for a grace period), and whoever
-// makes or removes a cgroup meanwhile waits with it, the step's own end included.
-const evictAfter = time.Second
+// makes or removes a cgroup meanwhile waits with it, the step's own end included. What comes after
+// report.TrimAfter would bring pages of the program back.
+const evictAfter = 200 * time.Millisecond
 
 // loop owns the running step: it receives execs, ends, requests and the host's death
 // until the last task has ended.

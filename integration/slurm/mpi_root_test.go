@@ -129,7 +129,7 @@ func TestRootSlurmMPI(t *testing.T) {
 				continue
 			}
 			if !l.built || matrix() {
-				t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c) })
+				t.Run(l.name+"/components", func(t *testing.T) { l.components(t, c, release) })
 			}
 			for _, ranks := range []int{2, 8, manyRanks} {
 				for nodes := 1; nodes <= min(3, ranks); nodes++ {
