@@ -206,7 +206,10 @@ func (c *Cgroup) Signal(sig syscall.Signal, host int) error {
 			return tasks.signal(sig, host)
 		}
 		if host != 0 {
-			if all, err := tasks.strikeBeside(host); all || err != nil {
+			if all, err := strikeListed(func() ([]int, error) {
+				pids, err := tasks.pids()
+				return without(pids, host), err
+			}); all || err != nil {
 				return err
 			}
 			if err := c.host.take(host); err != nil && !errors.Is(err, unix.ESRCH) {

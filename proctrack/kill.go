@@ -198,27 +198,6 @@ func (g *group) strikeEach() error {
 	return g.signal(unix.SIGKILL, 0)
 }
 
-// strikeBeside sends SIGKILL to each process but one, which stays in the group, and reports
-// whether none was left out: a fork is over before its parent gets SIGKILL, or fails, so that
-// what the processes have forked is listed afterwards.
-func (g *group) strikeBeside(spared int) (all bool, err error) {
-	struck := map[int]bool{spared: true}
-	for range v1Rounds {
-		pids, err := g.pids()
-		pids = slices.DeleteFunc(pids, func(pid int) bool { return struck[pid] })
-		if err != nil || len(pids) == 0 {
-			return true, err
-		}
-		if err := signalEach(pids, unix.SIGKILL, g.pids); err != nil {
-			return false, err
-		}
-		for _, pid := range pids {
-			struck[pid] = true
-		}
-	}
-	return false, nil
-}
-
 // freeze writes "1" or "0". Before Linux 5.2 there is no such file.
 func (g *group) freeze(value string) error {
 	return unlessGone(g.write("cgroup.freeze", value))
@@ -244,8 +223,11 @@ func (g *group) signal(sig syscall.Signal, spared int) error {
 	if err != nil {
 		return err
 	}
-	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == spared })
-	return signalEach(pids, sig, g.pids)
+	return signalEach(without(pids, spared), sig, g.pids)
+}
+
+func without(pids []int, spared int) []int {
+	return slices.DeleteFunc(pids, func(pid int) bool { return pid == spared })
 }
 
 func set(pids []int) map[int]bool {

@@ -22,8 +22,8 @@ import (
 const settleAfter = 100 * time.Millisecond
 
 // evictAfter is how long a step lives before its host leaves the tasks' cgroup. For the move the
-// kernel waits up to 30 ms (cgroup_threadgroup_rwsem, which asks for a grace period), and whoever
-// makes or removes a cgroup meanwhile waits with it, the step's own end included. What comes after
+// kernel waits up to 30 ms (cgroup_threadgroup_rwsem, which asks for a grace period), and all that
+// make or remove a cgroup meanwhile wait with it, the step's own end included. What comes after
 // report.TrimAfter would bring pages of the program back.
 const evictAfter = 200 * time.Millisecond
 
