@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
@@ -41,7 +42,7 @@ type Cgroup struct {
 	// spared are the children of stepd's that are not the step's.
 	spared []int // guarded by mu
 
-	// killed is set before the first SIGKILL to the tasks' group (HostCgroup).
+	// killed is set before the first cgroup.kill of the tasks' group (HostCgroup).
 	killed atomic.Bool
 }
 
@@ -198,23 +199,31 @@ func (c *Cgroup) PIDs() ([]int, error) {
 	return pids, err
 }
 
+// hostPatience is how long SIGKILL beside the host waits for the processes' ends: to move the
+// host takes as long.
+const hostPatience = 30 * time.Millisecond
+
 // Signal sends sig to every process of the tasks, but for the host where that is still
-// among them (else 0). SIGKILL reaches also those that are being forked.
+// among them (else 0). SIGKILL reaches also those that are being forked; beside the host it is
+// repeated until none is left, and its error may be that some were after a while: then the
+// host is to be moved.
 func (c *Cgroup) Signal(sig syscall.Signal, host int) error {
 	return c.onTasks(func(tasks *group) error {
-		if sig != unix.SIGKILL {
-			return tasks.signal(sig, host)
+		list := func() ([]int, error) {
+			pids, err := tasks.pids()
+			return slices.DeleteFunc(pids, func(pid int) bool { return pid == host }), err
 		}
-		if host != 0 {
-			if all, err := strikeListed(func() ([]int, error) {
-				pids, err := tasks.pids()
-				return without(pids, host), err
-			}); all || err != nil {
+		switch {
+		case sig != unix.SIGKILL:
+			pids, err := list()
+			if err != nil {
 				return err
 			}
-			if err := c.host.take(host); err != nil && !errors.Is(err, unix.ESRCH) {
-				return err
-			}
+			return signalEach(pids, sig, list)
+		case host != 0:
+			ctx, cancel := context.WithTimeout(context.Background(), hostPatience)
+			defer cancel()
+			return hunt(ctx, fmt.Sprintf("cgroup %q", tasks.path), list)
 		}
 		c.killed.Store(true)
 		return tasks.strikeEach()

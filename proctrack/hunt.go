@@ -150,30 +150,6 @@ func keepSince(list func() ([]int, error), since uint64) (kept int, err error) {
 // of processes a user starts.
 const pidfdBatch = 256
 
-// strikeRounds bounds how often newly forked processes are looked for.
-const strikeRounds = 16
-
-// strikeListed sends SIGKILL to each process that list names, and reports whether none was left
-// out: a fork is over before its parent gets SIGKILL, or fails, so that what the processes have
-// forked is listed afterwards. It does not wait for their ends.
-func strikeListed(list func() ([]int, error)) (all bool, err error) {
-	struck := make(map[int]bool)
-	for range strikeRounds {
-		pids, err := list()
-		pids = slices.DeleteFunc(pids, func(pid int) bool { return struck[pid] })
-		if err != nil || len(pids) == 0 {
-			return true, err
-		}
-		if err := signalEach(pids, unix.SIGKILL, list); err != nil {
-			return false, err
-		}
-		for _, pid := range pids {
-			struck[pid] = true
-		}
-	}
-	return false, nil
-}
-
 // signalEach sends sig to the processes that pids named when they were listed.
 // A number may have become another process since. So the pidfds are opened
 // first, and list is asked again afterwards: a number that is still listed, and

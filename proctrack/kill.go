@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -162,7 +161,7 @@ func (g *group) killFreezing(ctx context.Context, strike func() error) error {
 				return false, err
 			}
 		}
-		return false, g.signal(unix.SIGKILL, 0)
+		return false, g.signal(unix.SIGKILL)
 	})
 	return g.survivors(ctx, err)
 }
@@ -182,7 +181,7 @@ func (g *group) freezeAll(ctx context.Context) error {
 func (g *group) strike() error {
 	err := g.write("cgroup.kill", "1")
 	if errors.Is(err, unix.ENOENT) { // before Linux 5.14, or the group is gone
-		return g.signal(unix.SIGKILL, 0)
+		return g.signal(unix.SIGKILL)
 	}
 	return unlessGone(err)
 }
@@ -195,7 +194,7 @@ func (g *group) strikeEach() error {
 	if err := g.strike(); err != nil {
 		return err
 	}
-	return g.signal(unix.SIGKILL, 0)
+	return g.signal(unix.SIGKILL)
 }
 
 // freeze writes "1" or "0". Before Linux 5.2 there is no such file.
@@ -217,17 +216,13 @@ func (g *group) survivors(ctx context.Context, err error) error {
 
 // signal sends sig to each process of the group and of all groups below it
 // that existed when the call began. Processes born during the call do not
-// get it: a handler's own children must not be hit. Nor does the process spared.
-func (g *group) signal(sig syscall.Signal, spared int) error {
+// get it: a handler's own children must not be hit.
+func (g *group) signal(sig syscall.Signal) error {
 	pids, err := g.pids()
 	if err != nil {
 		return err
 	}
-	return signalEach(without(pids, spared), sig, g.pids)
-}
-
-func without(pids []int, spared int) []int {
-	return slices.DeleteFunc(pids, func(pid int) bool { return pid == spared })
+	return signalEach(pids, sig, g.pids)
 }
 
 func set(pids []int) map[int]bool {

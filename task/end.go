@@ -297,7 +297,6 @@ func (k *killer) terminate() (left time.Duration) {
 // kill sends SIGKILL to all that is left of the tasks and waits for their end.
 func (k *killer) kill() error {
 	k.noteKill(eventlog.Event{Signal: new(int(syscall.SIGKILL))})
-	k.host.evict()
 	ctx, cancel := k.budget.context()
 	defer cancel()
 	// First the processes that may fork without end: the search is long beside them.
@@ -305,6 +304,12 @@ func (k *killer) kill() error {
 		k.messages.log(err.Error())
 	}
 	k.signalEscaped(syscall.SIGKILL)
+	if k.host.inside.Load() {
+		if alone, err := k.host.isAlone(); alone && err == nil {
+			return nil
+		}
+		k.host.evict()
+	}
 	return k.budget.spent(k.tracker.Kill(ctx))
 }
 

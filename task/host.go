@@ -64,7 +64,7 @@ type hostProcess struct {
 	why    string                  // guarded by mu: why stepd has killed it
 
 	eviction struct {
-		sync.Mutex      // held while the kernel moves it, which may take 10 ms
+		sync.Mutex      // held while the kernel moves it, which may take 30 ms
 		done       bool // guarded by the lock
 	}
 	inside atomic.Bool // it may be in the tasks' cgroup
@@ -173,9 +173,8 @@ func (h *hostProcess) blame(why string) {
 	h.why = cmp.Or(h.why, why)
 }
 
-// evict moves the host out of the tasks' cgroup, once, and returns when it
-// is out: before anything is sent there that must not hit it. It may be
-// called from any goroutine.
+// evict moves the host out of the tasks' cgroup, once, and returns when it is out: before the
+// tasks are frozen, or killed as a whole. It may be called from any goroutine.
 func (h *hostProcess) evict() {
 	h.eviction.Lock()
 	defer h.eviction.Unlock()
@@ -192,14 +191,31 @@ func (h *hostProcess) evict() {
 	}
 }
 
-// signalTasks sends a signal to every process of the tasks. It does not move the host
-// for that: a kill in a step's first moments would wait for it. Any goroutine may call it.
+// signalTasks sends a signal to every process of the tasks, past a host that is among them where
+// that can be: a kill in a step's first moments would wait for the host's move. It cannot be for
+// SIGKILL where the host starts a script for each task that ends, which would be hit. Any goroutine
+// may call it.
 func (h *hostProcess) signalTasks(sig syscall.Signal) error {
-	host := 0
-	if h.inside.Load() {
-		host = h.PID()
+	if h.inside.Load() && !h.isGone() {
+		if sig != syscall.SIGKILL {
+			return h.tracker.Signal(sig, h.PID())
+		}
+		if !h.startsEpilogs() && h.tracker.Signal(sig, h.PID()) == nil {
+			return nil
+		}
+		h.evict()
 	}
-	return h.tracker.Signal(sig, host)
+	return h.tracker.Signal(sig, 0)
+}
+
+func (h *hostProcess) startsEpilogs() bool {
+	return slices.ContainsFunc(taskScripts(h.plan.Spec), func(s launch.TaskScript) bool { return s.Epilog })
+}
+
+// isAlone reports whether no process of the tasks is left. The host need not be moved then.
+func (h *hostProcess) isAlone() (bool, error) {
+	pids, err := h.tracker.PIDs()
+	return err == nil && !slices.ContainsFunc(pids, func(pid int) bool { return !h.isHost(pid) }), err
 }
 
 // isOutside notes that the host was never in the tasks' cgroup.

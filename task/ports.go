@@ -27,19 +27,20 @@ type Tracker interface {
 	// each task has its own, is called by the rank.
 	Add(rank, pid int) error
 	// EvictHost moves the host to a cgroup of its own, once, where it was not born
-	// there: what kills or freezes the tasks must not hit it. It may take 10 ms.
+	// there: what kills or freezes the tasks must not hit it. It may take 30 ms.
 	EvictHost(pid int) error
 	// Helpers opens the cgroup.procs of the processes that plugins fork in the
 	// host: they are no tasks. nil where there is none. The caller closes it.
 	Helpers() (*os.File, error)
-	// PIDs lists the tasks' processes, the host not among them.
+	// PIDs lists the tasks' processes, and a host that is still among them.
 	PIDs() ([]int, error)
 	// Escaped finds living processes that were moved out of the step's cgroups:
 	// of these tasks, and of what descends from stepd. Nothing, where there are no
 	// cgroups to be moved out of.
 	Escaped(tasks []int) ([]launch.Escape, error)
-	// Signal sends sig to every process of the tasks. A host that is still among them,
-	// 0 of one that is not, does not get it, and need not be moved for it.
+	// Signal sends sig to every process of the tasks, but for a host that is still among
+	// them, 0 of one that is not. An error of SIGKILL beside a host may be that processes are
+	// left for which the host has to be moved first.
 	Signal(sig syscall.Signal, host int) error
 	// Kill kills every process of the tasks and returns when none is left, or
 	// with ctx's cause and the survivors in the error.

@@ -1,6 +1,8 @@
 package task
 
 import (
+	"errors"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -62,4 +64,52 @@ func TestStallIsTold(t *testing.T) {
 		}
 	}
 	r.run(t)
+}
+
+// TestSignalPastHost: a signal to all does not wait for the move of a host that is among them, but
+// for SIGKILL where processes are left, or where the host starts a script for each task that ends.
+func TestSignalPastHost(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		sig    syscall.Signal
+		before func(*rig)
+		during func(*rig)
+		moved  bool
+		spared []int
+	}{
+		{name: "another signal", sig: syscall.SIGUSR1, spared: []int{fakeHostPID}},
+		{name: "kill", sig: syscall.SIGKILL, spared: []int{fakeHostPID}},
+		{
+			name: "some are left", sig: syscall.SIGKILL, moved: true, spared: []int{fakeHostPID, 0},
+			before: func(r *rig) { r.besides = errors.New("process 7 lives") },
+		},
+		{
+			name: "epilogs", sig: syscall.SIGKILL, moved: true, spared: []int{0},
+			before: func(r *rig) { r.spec.TaskEpilog = "/ue" },
+		},
+		{
+			name: "dead host", sig: syscall.SIGKILL, spared: []int{0},
+			during: func(r *rig) { r.die(step.SignaledBy(syscall.SIGSEGV)); <-r.st.host.gone },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			r.cgroup = 7
+			if c.before != nil {
+				c.before(r)
+			}
+			r.during["wait"] = func() {
+				if c.during != nil {
+					c.during(r)
+				}
+				if err := r.st.Signal(int(c.sig), step.ScopeCgroup); err != nil {
+					t.Error(err)
+				}
+				if moved := slices.Contains(r.after("wait"), "evict"); moved != c.moved || !slices.Equal(r.spared, c.spared) {
+					t.Errorf("moved %v, want %v; passed over %v, want %v", moved, c.moved, r.spared, c.spared)
+				}
+			}
+			r.run(t)
+		})
+	}
 }

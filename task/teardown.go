@@ -99,14 +99,11 @@ func (t *teardown) killRest() error {
 	if t.host.Host == nil || t.killing.givenUp {
 		return nil
 	}
-	pids, err := t.d.Tracker.PIDs()
+	alone, err := t.host.isAlone()
 	if err != nil {
 		return err
 	}
-	// A short step's host is still among them: nothing is left to kill, and it
-	// need not be moved.
-	pids = slices.DeleteFunc(pids, func(pid int) bool { return pid == t.host.PID() })
-	if len(pids) == 0 {
+	if alone {
 		t.killer.signalEscaped(syscall.SIGKILL)
 		return nil
 	}
