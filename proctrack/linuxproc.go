@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -133,22 +134,29 @@ func (l *LinuxProc) Thaw() error { return l.Signal(unix.SIGCONT, 0) }
 // KeepHelpers is as Cgroup's.
 func (l *LinuxProc) KeepHelpers(since uint64) (kept int, err error) { return keepSince(l.list, since) }
 
+// huntAgain is how long Destroy waits for the reaper until it hunts once more.
+const huntAgain = 10 * time.Millisecond
+
 // Destroy kills every descendant of stepd, the host and its helpers included,
 // and waits until the reaper has none left to reap: only that proves that no
-// descendant is left, however fast they fork.
+// descendant is left, however fast they fork. What moves from process to process
+// may be missed by all scans of a hunt.
 func (l *LinuxProc) Destroy(ctx context.Context) error {
 	what := fmt.Sprintf("the step of stepd %d", l.stepd)
 	list := func() ([]int, error) { return descendants(l.stepd) }
-	if err := hunt(ctx, what, list); err != nil {
-		return err
-	}
 	if l.reaper == nil {
 		return errors.New("internal error: linuxproc has no reaper")
 	}
-	select {
-	case <-l.reaper.NoChildren():
-		return nil
-	case <-ctx.Done():
+	for ctx.Err() == nil {
+		if err := hunt(ctx, what, list); err != nil {
+			return err
+		}
+		select {
+		case <-l.reaper.NoChildren():
+			return nil
+		case <-ctx.Done():
+		case <-time.After(huntAgain):
+		}
 	}
 	left, err := list()
 	if err != nil {
