@@ -107,6 +107,9 @@ func (t *teardown) killRest() error {
 		t.killer.signalEscaped(syscall.SIGKILL)
 		return nil
 	}
+	if !t.gate.opened {
+		t.host.evict() // meanwhile tasks at the gate end by themselves: none of them is to be called killed
+	}
 	return t.killer.kill()
 }
 
