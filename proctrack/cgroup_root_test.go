@@ -225,22 +225,28 @@ func TestRootAddAndSignal(t *testing.T) {
 // TestRootSignalSparesHost: signals to the tasks, SIGKILL to processes that fork without end too, do
 // not reach a host that is still among them.
 func TestRootSignalSparesHost(t *testing.T) {
-	for name, script := range map[string]string{
-		"tasks": `sleep 1000 & (sleep 1000 &)`,
-		"forks": `fork() { while :; do sleep 1000 & done; }; fork & fork & sleep 0.05`,
+	const tasks = `sleep 1000 & (sleep 1000 &)`
+	for _, scene := range []struct {
+		name, script string
+		sig          syscall.Signal
+	}{
+		{"SIGTERM", tasks, unix.SIGTERM},
+		{"SIGKILL", tasks, unix.SIGKILL},
+		{"SIGKILL of forks", `fork() { while :; do sleep 1000 & done; }; fork & fork & sleep 0.05`, unix.SIGKILL},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(scene.name, func(t *testing.T) {
 			_, _, c := testStep(t)
-			cmd := spawnIn(t, c, script+`; echo ready; wait; exec sleep 1000`)
+			cmd := spawnIn(t, c, scene.script+`; echo ready; wait; exec sleep 1000`)
 			host, shortly := cmd.Process.Pid, shortly(t)
-			for _, sig := range []syscall.Signal{unix.SIGTERM, unix.SIGKILL} {
-				err := c.Signal(sig, host)
-				if errors.As(err, new(*SurvivorsError)) { // more than can be struck one by one
-					err = errors.Join(c.EvictHost(host), c.Signal(sig, 0))
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
+			if pids, err := c.PIDs(); len(pids) < 3 || err != nil {
+				t.Fatalf("PIDs() = %v, %v; want the host and two tasks at least", pids, err)
+			}
+			err := c.Signal(scene.sig, host)
+			if errors.As(err, new(*SurvivorsError)) { // more than end within hostPatience
+				err = errors.Join(c.EvictHost(host), c.Signal(scene.sig, 0))
+			}
+			if err != nil {
+				t.Fatal(err)
 			}
 			for left := []int{-1}; len(left) > 0; {
 				pids, err := c.PIDs()
